@@ -1,0 +1,1 @@
+"""Environments. Nothing here imports JAX: worker processes must stay small and never touch an accelerator."""

@@ -1,0 +1,51 @@
+"""What a rollout returns: steps, trajectories, groups. Host data, NumPy only.
+
+A *row* of a training batch is one environment step: a fresh prompt and one reply. A trajectory is a tuple of rows, a
+group is the trajectories that started from the same initial state of the same task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One environment step of one trajectory."""
+
+    observation: str  # raw environment text before the action
+    next_observation: str  # and after it; the terminal one included, since coverage counts it
+    prompt_tokens: np.ndarray  # int32 [p], exactly what the policy saw
+    action_tokens: np.ndarray  # int32 [a], as sampled; ends with eos unless truncated. Never re-encoded.
+    action_logprobs: np.ndarray  # float32 [a], from the sampler; a diagnostic, never a training input
+    command: str  # what was sent to the environment
+    parsed: bool  # the reply had the required format
+    admissible_command: bool  # the command was in `admissible`
+    truncated: bool  # the reply was cut by the length limit
+    admissible: tuple[str, ...]  # legal commands at `observation`
+    reward: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One episode. `success` is the environment's own verdict, never inferred from `done`."""
+
+    task_id: int
+    steps: tuple[Step, ...]
+    success: bool
+    stop_reason: str  # 'success' | 'failure' | 'max_steps'
+
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of rewards, before any penalty."""
+        return float(sum(step.reward for step in self.steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Trajectories of one task from one initial state."""
+
+    task_id: int
+    trajectories: tuple[Trajectory, ...]

@@ -1,0 +1,151 @@
+"""What goes to the device: the table of scores, token batches, and the minibatches of an update.
+
+Suffix letters: N rows (environment steps) of one update, B rows of a device batch, M micro-batches, P prompt tokens,
+A action tokens, H history depth. -1 in an id column means "not compared".
+
+Shapes never follow the data. (P, A) come from short fixed lists, once per update, and every optimizer step sees exactly
+`minibatch` rows as [M, B, ...], so a run compiles its train step once per bucket, not once per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import chex
+import flax.struct
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+
+@chex.dataclass(frozen=True)
+class StepTable:
+    """One row per environment step, small columns only: all that an advantage estimator reads. Scores are raw."""
+
+    group_id_N: Array  # int32, dense; -1 on padding
+    anchor_id_N: Array  # int32: same group and same observation
+    history_id_HN: Array  # int32: same group and same last k observations; -1 if the history is shorter
+    episode_return_N: Array  # float32: undiscounted
+    step_return_N: Array  # float32: discounted to the end
+    penalty_N: Array  # float32: invalid-action penalty of this row. Estimators subtract it, the gate ignores it.
+    goal_return_N: Array  # float32: goal_discount ** distance(next observation)
+    coverage_N: Array  # float32: first-visit rate of the trajectory, repeated on its rows
+    failed_N: Array  # bool: the trajectory ended with zero outcome
+
+
+@flax.struct.dataclass
+class TokenBatch:
+    """Left-padded prompts | right-padded actions, so that the action window is the static slice [P-1 : P+A-1].
+
+    Padding is what the masks say, never a token id: eos may well be the padding token, and it is trained.
+    """
+
+    prompt_BP: Array  # int32
+    prompt_mask_BP: Array  # bool
+    action_BA: Array  # int32
+    action_mask_BA: Array  # bool; all False on padding rows
+
+
+@flax.struct.dataclass
+class PolicyBatch:
+    """One minibatch [M, B, ...] of the policy loss. None = not computed; the train step refuses what it needs."""
+
+    tokens: TokenBatch
+    advantage_B: Array  # float32
+    trajectory_tokens_B: Array | None = None  # float32: action tokens in the row's trajectory (aggregation='trajectory')
+    old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
+    ref_logprob_BA: Array | None = None  # float32: by the reference policy; needed when kl_coef > 0
+
+
+def choose_bucket(lengths: Sequence[int], buckets: Sequence[int], name: str) -> int:
+    """The smallest bucket that holds every length. ValueError names the first row that no bucket holds."""
+    longest = max(lengths, default=0)
+    fitting = [bucket for bucket in buckets if bucket >= longest]
+    if fitting:
+        return min(fitting)
+    row = next(row for row, length in enumerate(lengths) if length > max(buckets))
+    raise ValueError(
+        f'row {row} has {lengths[row]} {name} tokens, more than the largest {name} bucket ({max(buckets)}): '
+        f'add a larger {name} bucket, or shorten the {name}'
+    )
+
+
+def build_tokens(
+    prompts: Sequence[np.ndarray], actions: Sequence[np.ndarray], *, num_rows: int, prompt_len: int, action_len: int
+) -> TokenBatch:
+    """Pad rows to [num_rows, P] and [num_rows, A]; rows beyond the data have all-False masks."""
+    tokens = TokenBatch(
+        prompt_BP=np.zeros((num_rows, prompt_len), np.int32),
+        prompt_mask_BP=np.zeros((num_rows, prompt_len), bool),
+        action_BA=np.zeros((num_rows, action_len), np.int32),
+        action_mask_BA=np.zeros((num_rows, action_len), bool),
+    )
+    for row, (prompt, action) in enumerate(zip(prompts, actions, strict=True)):
+        tokens.prompt_BP[row, prompt_len - len(prompt) :] = prompt
+        tokens.prompt_mask_BP[row, prompt_len - len(prompt) :] = True
+        tokens.action_BA[row, : len(action)] = action
+        tokens.action_mask_BA[row, : len(action)] = True
+    return tokens
+
+
+def build_minibatches(
+    prompts: Sequence[np.ndarray],
+    actions: Sequence[np.ndarray],
+    advantage_N: np.ndarray,
+    trajectory_id_N: np.ndarray,
+    *,
+    minibatch: int,
+    micro_batch: int,
+    prompt_buckets: Sequence[int],
+    action_buckets: Sequence[int],
+    rng: np.random.Generator,
+) -> list[PolicyBatch]:
+    """The minibatches of one update: N rows in random order, each exactly once, as [minibatch / micro_batch, micro_batch, ...].
+
+    Only the last minibatch has padding rows, at its end. `rng` is seeded by the caller from (seed, update, purpose).
+    ValueError for columns of unequal length, an empty row, a row longer than every bucket, or an uneven micro-batch.
+    """
+    num_rows = len(prompts)
+    if minibatch % micro_batch:
+        raise ValueError(f'minibatch={minibatch} is not a multiple of micro_batch={micro_batch}')
+    if not len(actions) == len(advantage_N) == len(trajectory_id_N) == num_rows:
+        sizes = (num_rows, len(actions), len(advantage_N), len(trajectory_id_N))
+        raise ValueError(f'prompts, actions, advantages and trajectory ids have different lengths: {sizes}')
+    prompt_lens, action_lens = [[len(tokens) for tokens in column] for column in (prompts, actions)]
+    for name, lengths in (('prompt', prompt_lens), ('action', action_lens)):
+        if 0 in lengths:
+            raise ValueError(f'row {lengths.index(0)} has no {name} tokens')
+    prompt_len = choose_bucket(prompt_lens, prompt_buckets, 'prompt')
+    action_len = choose_bucket(action_lens, action_buckets, 'action')
+    _, inverse_N = np.unique(trajectory_id_N, return_inverse=True)
+    trajectory_tokens_N = np.bincount(inverse_N, weights=action_lens)[inverse_N] if num_rows else np.zeros(0)
+
+    order = rng.permutation(num_rows)
+    batches = []
+    for start in range(0, num_rows, minibatch):
+        rows = order[start : start + minibatch]
+        flat = PolicyBatch(
+            tokens=build_tokens(
+                [prompts[row] for row in rows],
+                [actions[row] for row in rows],
+                num_rows=minibatch,
+                prompt_len=prompt_len,
+                action_len=action_len,
+            ),
+            advantage_B=_pad_rows(advantage_N[rows], minibatch, 0.0),
+            trajectory_tokens_B=_pad_rows(trajectory_tokens_N[rows], minibatch, 1.0),
+        )
+        batches.append(jax.tree.map(lambda x: x.reshape(-1, micro_batch, *x.shape[1:]), flat))
+    return batches
+
+
+def pad_fraction(batches: Sequence[PolicyBatch]) -> float:
+    """Share of token slots that hold padding: what a packed layout could save at most."""
+    masks = [mask for batch in batches for mask in (batch.tokens.prompt_mask_BP, batch.tokens.action_mask_BA)]
+    slots = sum(mask.size for mask in masks)
+    return 1.0 - sum(int(np.sum(mask)) for mask in masks) / slots if slots else 0.0
+
+
+def _pad_rows(column_N: np.ndarray, num_rows: int, value: float) -> np.ndarray:
+    return np.pad(np.asarray(column_N, np.float32), (0, num_rows - len(column_N)), constant_values=value)

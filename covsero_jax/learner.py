@@ -1,0 +1,265 @@
+"""The compiled training programs: log-probabilities of actions, and the policy update.
+
+One update of a minibatch [M, B, ...] is one program: scan over the M micro-batches, add up gradients of sums that were
+divided by the counts of the *whole* minibatch, clip, AdamW on float32 master weights. Hence the update does not depend on
+how the rows are split into micro-batches, padded, or spread over devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from covsero_jax import losses, model, sharding
+from covsero_jax.batch import PolicyBatch, TokenBatch
+
+Array = jax.Array
+PyTree = Any
+Metrics = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW as published (decay on every parameter). `warmup_steps` optimizer steps of linear rise, then constant."""
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """loss = policy + kl_coef * KL(pi || ref) - entropy_coef * entropy, each a weighted token mean over the minibatch.
+
+    With kl_coef = 0 no reference log-probs are needed. count_zero_rows = False leaves rows of advantage 0 out of the
+    policy term's denominator (they never were in its numerator); KL and entropy always average over every real token.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    kl_coef: float = 0.01
+    entropy_coef: float = 0.001
+    aggregation: str = 'token'  # losses.AGGREGATIONS
+    count_zero_rows: bool = True
+    temperature: float = 1.0  # that of the rollout: the ratio compares distributions at one temperature
+    chunk: int = 16  # action positions whose logits exist at one time: [rows, chunk, vocabulary]
+
+    def __post_init__(self):
+        if self.aggregation not in losses.AGGREGATIONS:
+            raise ValueError(f'aggregation={self.aggregation!r} is not one of {losses.AGGREGATIONS}')
+        if self.temperature <= 0 or self.chunk < 1:
+            raise ValueError(f'temperature={self.temperature} and chunk={self.chunk} must be positive')
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything an update changes. `step` counts optimizer steps, the skipped ones included."""
+
+    step: Array  # int32 []
+    params: PyTree
+    opt_state: PyTree
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    rate = config.learning_rate
+    if config.warmup_steps:
+        rate = optax.warmup_constant_schedule(0.0, config.learning_rate, config.warmup_steps)
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay),
+    )
+
+
+def create_state(params: PyTree, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """A state that starts from loaded parameters, as float32 masters. `params` stay valid: the state has its own copy.
+
+    The copy matters: the train step donates the state, and the same `params` usually go on as the reference policy.
+    """
+
+    def init(params: PyTree) -> TrainState:
+        masters = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
+        return TrainState(step=jnp.zeros((), jnp.int32), params=masters, opt_state=tx.init(masters))
+
+    params = sharding.put_params(mesh, params)
+    return jax.jit(init, out_shardings=sharding.shardings(mesh, jax.eval_shape(init, params)))(params)
+
+
+def init_state(key: Array, config: model.QwenConfig, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """A state with random parameters, born sharded: no device ever holds the whole model."""
+    return jax.jit(functools.partial(_init, config, tx), out_shardings=_state_shardings(config, tx, mesh))(key)
+
+
+def token_logprobs(
+    params: PyTree, tokens: TokenBatch, *, config: model.QwenConfig, temperature: float, chunk: int
+) -> tuple[Array, Array]:
+    """log pi(action token | everything before it) and the entropy of that distribution in nats, float32 [B, A] each.
+
+    pi = softmax(logits / temperature) over the whole vocabulary, no top-k or top-p. Only the action window reaches the
+    vocabulary, `chunk` positions at a time and again in the backward pass, so [B, A, V] never exists. Positions that
+    `action_mask_BA` masks hold finite numbers without meaning. ValueError if `chunk` < A does not divide A.
+    """
+    chex.assert_rank([tokens.prompt_BP, tokens.action_BA], 2)
+    chex.assert_equal_shape([tokens.prompt_BP, tokens.prompt_mask_BP])
+    chex.assert_equal_shape([tokens.action_BA, tokens.action_mask_BA])
+    prompt_len, action_len = tokens.prompt_BP.shape[1], tokens.action_BA.shape[1]
+    mask_BL = jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], axis=1)
+    position_BL, mask_BLL = model.positions_and_mask(mask_BL)
+    token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], axis=1)
+    hidden_BLD, _ = model.Qwen(config).apply({'params': params}, token_BL, position_BL, mask_BLL)
+    hidden_BAD = hidden_BLD[:, prompt_len - 1 : prompt_len + action_len - 1]  # position t predicts token t + 1
+
+    def chunk_logprobs(window: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_BCD, action_BC = window
+        logprob_BCV = jax.nn.log_softmax(model.project(params, hidden_BCD, config) / temperature)
+        logprob_BC = jnp.take_along_axis(logprob_BCV, action_BC[..., None], axis=-1)[..., 0]
+        return logprob_BC, -jnp.sum(jnp.exp(logprob_BCV) * logprob_BCV, axis=-1)
+
+    return _map_chunks(jax.checkpoint(chunk_logprobs, prevent_cse=False), (hidden_BAD, tokens.action_BA), chunk)
+
+
+def make_logprob_step(
+    config: model.QwenConfig, loss: LossConfig, mesh: Mesh
+) -> Callable[[PyTree, TokenBatch], Array]:
+    """Compiled (params, tokens [M, B, ...]) -> log-probs [M, B, A]: the old and reference log-probs of a minibatch."""
+
+    def logprob_step(params: PyTree, tokens: TokenBatch) -> Array:
+        def micro(micro_tokens: TokenBatch) -> Array:
+            kwargs = {'config': config, 'temperature': loss.temperature, 'chunk': loss.chunk}
+            return token_logprobs(params, micro_tokens, **kwargs)[0]
+
+        return jax.lax.map(micro, jax.lax.with_sharding_constraint(tokens, sharding.batch_sharding(mesh)))
+
+    return jax.jit(logprob_step, out_shardings=sharding.batch_sharding(mesh))
+
+
+def make_train_step(
+    config: model.QwenConfig, loss: LossConfig, tx: optax.GradientTransformation, mesh: Mesh
+) -> Callable[[TrainState, PolicyBatch], tuple[TrainState, Metrics]]:
+    """Compiled (state, minibatch [M, B, ...]) -> (state, metrics). The old state's buffers are reused: do not keep it.
+
+    A gradient that is not finite changes neither parameters nor optimizer, and is counted in `update/skipped`.
+    ValueError when the minibatch lacks a column that `loss` needs.
+    """
+
+    def train_step(state: TrainState, policy: PolicyBatch) -> tuple[TrainState, Metrics]:
+        _check_columns(policy, loss)
+        policy = jax.lax.with_sharding_constraint(policy, sharding.batch_sharding(mesh))
+        counts = _counts(policy, loss)
+
+        def micro_step(grads: PyTree, micro: PolicyBatch) -> tuple[PyTree, Metrics]:
+            objective = functools.partial(_objective, config=config, loss=loss)
+            micro_grads, metrics = jax.grad(objective, has_aux=True)(state.params, micro, counts)
+            return jax.tree.map(jnp.add, grads, micro_grads), metrics
+
+        grads, metrics_M = jax.lax.scan(micro_step, jax.tree.map(jnp.zeros_like, state.params), policy)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(grad_norm)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        new = (optax.apply_updates(state.params, updates), opt_state)
+        params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, (state.params, state.opt_state))
+        metrics = {
+            name: jnp.max(x_M) if name.endswith('_max') else jnp.sum(x_M) for name, x_M in metrics_M.items()
+        } | {
+            'update/grad_norm': grad_norm,
+            'update/skipped': 1.0 - finite.astype(jnp.float32),
+            'batch/action_tokens': jnp.sum(policy.tokens.action_mask_BA).astype(jnp.float32),
+        }
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+    out_shardings = (_state_shardings(config, tx, mesh), sharding.replicated(mesh))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=out_shardings)
+
+
+def _objective(
+    params: PyTree, micro: PolicyBatch, counts: tuple[Array, Array], *, config: model.QwenConfig, loss: LossConfig
+) -> tuple[Array, Metrics]:
+    """This micro-batch's share of the minibatch loss, and of its metrics. They add up over micro-batches (maxima apart)."""
+    policy_count, count = counts
+    mask_BA = micro.tokens.action_mask_BA
+    weight_B = losses.row_weights(mask_BA, micro.trajectory_tokens_B, aggregation=loss.aggregation)
+    logprob_BA, entropy_BA = token_logprobs(
+        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk
+    )
+    logprob_BA = losses.where_real(logprob_BA, mask_BA)
+    old_logprob_BA = losses.where_real(micro.old_logprob_BA, mask_BA)
+
+    def total(x_BA: Array) -> Array:
+        return losses.masked_sum(x_BA, mask_BA, weight_B)[0]
+
+    clip = {'clip_low': loss.clip_low, 'clip_high': loss.clip_high}
+    policy_BA = losses.clipped_policy_loss(
+        logprob_BA, old_logprob_BA, micro.advantage_B, dual_clip=loss.dual_clip, **clip
+    )
+    policy = total(policy_BA) / policy_count
+    entropy = total(entropy_BA) / count
+    kl = jnp.zeros(())
+    if loss.kl_coef:
+        kl = total(losses.kl_penalty(logprob_BA, losses.where_real(micro.ref_logprob_BA, mask_BA))) / count
+    objective = policy + loss.kl_coef * kl - loss.entropy_coef * entropy
+    clipped_BA = losses.is_clipped(logprob_BA, old_logprob_BA, micro.advantage_B, **clip)
+    metrics = {
+        'loss/total': objective,
+        'loss/policy': policy,
+        'loss/kl': kl,
+        'loss/entropy': entropy,
+        'loss/clip_fraction': total(clipped_BA.astype(jnp.float32)) / count,
+        'loss/old_kl': total(losses.kl_penalty(logprob_BA, old_logprob_BA)) / count,
+        'loss/ratio_max': jnp.max(jnp.exp(losses.log_ratio(logprob_BA, old_logprob_BA))),
+    }
+    return objective, metrics
+
+
+def _counts(policy: PolicyBatch, loss: LossConfig) -> tuple[Array, Array]:
+    """Denominators over the whole minibatch, (policy term, everything else). They do not depend on the parameters."""
+    mask_MBA = policy.tokens.action_mask_BA
+    weight_MB = losses.row_weights(mask_MBA, policy.trajectory_tokens_B, aggregation=loss.aggregation)
+    policy_mask_MBA = mask_MBA
+    if not loss.count_zero_rows:
+        policy_mask_MBA = mask_MBA & (policy.advantage_B != 0)[..., None]
+    counts = [jnp.sum(mask * weight_MB[..., None]) for mask in (policy_mask_MBA, mask_MBA)]
+    return tuple(jnp.where(count > 0, count, 1.0) for count in counts)  # an empty minibatch has loss 0, not 0 / 0
+
+
+def _check_columns(policy: PolicyBatch, loss: LossConfig) -> None:
+    required = {'old_logprob_BA': 'always', 'ref_logprob_BA': 'for kl_coef > 0'}
+    if not loss.kl_coef:
+        del required['ref_logprob_BA']
+    if loss.aggregation == 'trajectory':
+        required['trajectory_tokens_B'] = "for aggregation='trajectory'"
+    for name, when in required.items():
+        if getattr(policy, name) is None:
+            raise ValueError(f'PolicyBatch.{name} is None; the policy loss needs it {when}')
+
+
+def _map_chunks(fn: Callable, window: tuple[Array, ...], chunk: int) -> tuple[Array, ...]:
+    """fn on slices of `chunk` positions along axis 1, one after the other; the rows stay whole, and so their sharding."""
+    rows, length = window[0].shape[:2]
+    if chunk >= length:
+        return fn(window)
+    if length % chunk:
+        raise ValueError(f'chunk={chunk} does not divide the action bucket {length}')
+    split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(rows, -1, chunk, *x.shape[2:]), 1, 0), window)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, length), jax.lax.map(fn, split))
+
+
+def _init(config: model.QwenConfig, tx: optax.GradientTransformation, key: Array) -> TrainState:
+    params = model.init_params(dataclasses.replace(config, param_dtype='float32'), key)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=tx.init(params))
+
+
+def _state_shardings(config: model.QwenConfig, tx: optax.GradientTransformation, mesh: Mesh) -> PyTree:
+    return sharding.shardings(mesh, jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0)))

@@ -1,0 +1,337 @@
+"""Hugging Face Qwen2 folders <-> (QwenConfig, params), and their tokenizer.
+
+A folder holds `config.json`, the weights (`model.safetensors`, or shards listed in `model.safetensors.index.json`) and
+usually a tokenizer. `hf_layout` is the one table of tensor names that loading, saving and checking share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from covsero_jax import model
+
+_TOKENIZER_FILES = (
+    'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', 'vocab.json',
+    'merges.txt', 'chat_template.jinja',
+)  # fmt: skip
+_TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
+
+
+class PretrainedError(ValueError):
+    """A model folder that cannot be read or written; the message names the file and what is wrong with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HFTensor:
+    """Where one checkpoint tensor of shape `shape` lives in `params`: leaf `path`, its layer, transposed or not."""
+
+    path: tuple[str, str] | tuple[str, str, str]
+    shape: tuple[int, ...]
+    layer: int | None = None
+
+    @property
+    def transposed(self) -> bool:
+        return self.path[-1] == 'kernel'  # torch stores [out, in], flax [in, out]
+
+
+def hf_layout(config: model.QwenConfig) -> dict[str, HFTensor]:
+    """Checkpoint tensor name -> place in `params`, in file order."""
+    c = config
+    heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    block = {
+        'input_layernorm.weight': (('attn_norm', 'scale'), (c.embed_dim,)),
+        'self_attn.q_proj.weight': (('q', 'kernel'), (heads, c.embed_dim)),
+        'self_attn.q_proj.bias': (('q', 'bias'), (heads,)),
+        'self_attn.k_proj.weight': (('k', 'kernel'), (kv_heads, c.embed_dim)),
+        'self_attn.k_proj.bias': (('k', 'bias'), (kv_heads,)),
+        'self_attn.v_proj.weight': (('v', 'kernel'), (kv_heads, c.embed_dim)),
+        'self_attn.v_proj.bias': (('v', 'bias'), (kv_heads,)),
+        'self_attn.o_proj.weight': (('o', 'kernel'), (c.embed_dim, heads)),
+        'post_attention_layernorm.weight': (('mlp_norm', 'scale'), (c.embed_dim,)),
+        'mlp.gate_proj.weight': (('gate', 'kernel'), (c.mlp_dim, c.embed_dim)),
+        'mlp.up_proj.weight': (('up', 'kernel'), (c.mlp_dim, c.embed_dim)),
+        'mlp.down_proj.weight': (('down', 'kernel'), (c.embed_dim, c.mlp_dim)),
+    }
+    layout = {'model.embed_tokens.weight': HFTensor(('embed', 'embedding'), (c.vocab_size, c.embed_dim))}
+    for layer in range(c.num_layers):
+        for name, (path, shape) in block.items():
+            layout[f'model.layers.{layer}.{name}'] = HFTensor(('layers', *path), shape, layer)
+    layout['model.norm.weight'] = HFTensor(('final_norm', 'scale'), (c.embed_dim,))
+    if not c.tie_embeddings:
+        layout['lm_head.weight'] = HFTensor(('lm_head', 'kernel'), (c.vocab_size, c.embed_dim))
+    return layout
+
+
+# ---- loading
+
+
+def load_folder(path: str | os.PathLike, **overrides) -> tuple[model.QwenConfig, model.Params]:
+    """Config and parameters of a Hugging Face Qwen2 folder; `overrides` are config fields such as dtype or remat.
+
+    The parameters are host arrays in `param_dtype` (float32 unless overridden), read tensor by tensor, so that the
+    caller decides where they go (`jax.device_put`). Raises PretrainedError unless every tensor is there, has the shape
+    that the config says, is finite, and nothing is left over.
+    """
+    folder = pathlib.Path(path)
+    config = load_config(folder, **overrides)
+    layout = hf_layout(config)
+    with contextlib.ExitStack() as stack:
+        tensors = _open_tensors(folder, stack)
+        extra_head = config.tie_embeddings and 'lm_head.weight' in tensors
+        missing = [name for name in layout if name not in tensors]
+        unexpected = [name for name in tensors if name not in layout and not (extra_head and name == 'lm_head.weight')]
+        if missing:
+            raise PretrainedError(f'{folder}: the weights lack {_some(missing)}, which config.json requires')
+        if unexpected:
+            raise PretrainedError(f'{folder}: the weights hold {_some(unexpected)}, which a Qwen2 of this size has not')
+        params: model.Params = {}
+        for name, place in layout.items():
+            _put(params, place, config, _read_tensor(*tensors[name], name, place.shape))
+        if extra_head:
+            shape = (config.vocab_size, config.embed_dim)
+            head = _read_tensor(*tensors['lm_head.weight'], 'lm_head.weight', shape)
+            if not np.array_equal(head.astype(config.param_dtype), params['embed']['embedding']):
+                raise PretrainedError(
+                    f'{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embeddings;'
+                    ' set tie_word_embeddings to false in config.json'
+                )
+    return config, params
+
+
+def load_config(path: str | os.PathLike, **overrides) -> model.QwenConfig:
+    """The sizes in `config.json`, checked against the tokenizer of the same folder if it has one."""
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        raise PretrainedError(f'{folder}: no such model folder')
+    try:
+        config = model.QwenConfig.from_hf(_read_json(folder / 'config.json'), **overrides)
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        if isinstance(error, PretrainedError):
+            raise
+        raise PretrainedError(f'{folder / "config.json"}: {error}') from error
+    _check_vocabulary(folder, config)
+    return config
+
+
+def load_tokenizer(path: str | os.PathLike) -> Any:
+    """The folder's tokenizer (transformers' AutoTokenizer, never downloaded)."""
+    folder = pathlib.Path(path)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise PretrainedError(f'{folder}: no tokenizer here (none of {", ".join(_TOKENIZER_FILES[:2])}, ...)')
+    import transformers  # here, not above: importing it takes seconds and only this function needs it
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises whatever its parsers raise
+        raise PretrainedError(f'{folder}: the tokenizer cannot be read ({type(error).__name__}: {error})') from error
+    if (folder / 'config.json').is_file():
+        _check_size(folder, len(tokenizer), load_config(folder))
+    return tokenizer
+
+
+def _open_tensors(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[Any, pathlib.Path]]:
+    """Tensor name -> (open file, its path), from the index if there is one; the single file wins as in transformers."""
+    single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
+    if single.is_file() or not index.is_file():
+        file = _open_file(single, stack)
+        return {name: (file, single) for name in file.keys()}  # noqa: SIM118  (not a dict)
+    weight_map = _read_json(index).get('weight_map')
+    if not isinstance(weight_map, dict):
+        raise PretrainedError(f'{index}: no weight_map')
+    files = {name: _open_file(folder / name, stack) for name in sorted(set(weight_map.values()))}
+    held = {name: set(file.keys()) for name, file in files.items()}
+    for tensor, name in weight_map.items():
+        if tensor not in held[name]:
+            raise PretrainedError(f'{folder / name}: lacks {tensor}, which {index.name} promises')
+    return {tensor: (files[name], folder / name) for tensor, name in weight_map.items()}
+
+
+def _open_file(path: pathlib.Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safetensors.safe_open(path, framework='numpy'))
+    except FileNotFoundError as error:
+        raise PretrainedError(f'{path}: no such weights file') from error
+    except (safetensors.SafetensorError, OSError) as error:
+        raise PretrainedError(f'{path}: truncated or not a safetensors file ({error}); copy it again') from error
+
+
+def _read_tensor(file: Any, path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    found = file.get_slice(name)
+    if tuple(found.get_shape()) != shape:
+        raise PretrainedError(f'{path}: {name} has shape {found.get_shape()}, config.json says {list(shape)}')
+    if found.get_dtype() not in ('F32', 'F16', 'BF16'):
+        raise PretrainedError(f'{path}: {name} is {found.get_dtype()}; only F32, F16 and BF16 can be read')
+    tensor = file.get_tensor(name).astype(np.float32)
+    if not np.isfinite(tensor).all():
+        raise PretrainedError(f'{path}: {name} holds NaN or infinity')
+    return tensor
+
+
+def _put(params: model.Params, place: HFTensor, config: model.QwenConfig, tensor: np.ndarray) -> None:
+    """Write one tensor into its leaf; leaves of layers are allocated once, at full size."""
+    tensor = tensor.T if place.transposed else tensor
+    *parents, leaf = place.path
+    for parent in parents:
+        params = params.setdefault(parent, {})
+    if place.layer is None:
+        params[leaf] = np.ascontiguousarray(tensor, jnp.dtype(config.param_dtype))
+    else:
+        shape = (config.num_layers, *tensor.shape)
+        params.setdefault(leaf, np.empty(shape, jnp.dtype(config.param_dtype)))[place.layer] = tensor
+
+
+# ---- saving
+
+
+def save_folder(
+    path: str | os.PathLike,
+    config: model.QwenConfig,
+    params: model.Params,
+    *,
+    tokenizer_from: str | os.PathLike | None = None,
+    dtype: str = 'float32',
+    max_shard_bytes: int = 4 * 2**30,
+) -> None:
+    """Write a folder that transformers' AutoModelForCausalLM loads unchanged; tensors are stored in `dtype`.
+
+    `tokenizer_from` is a folder whose tokenizer files and special token ids are taken over. The folder is written
+    under a temporary name and renamed when complete; an existing one is never touched. Raises PretrainedError on
+    parameters that do not fit the config, values that overflow `dtype`, and failed writes (a full disk).
+    """
+    folder = pathlib.Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PretrainedError(f'{folder}: exists already; choose another folder or remove it')
+    source = None if tokenizer_from is None else pathlib.Path(tokenizer_from)
+    if source is not None:
+        _check_vocabulary(source, config)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as temporary:
+            complete = pathlib.Path(temporary) / folder.name
+            complete.mkdir()
+            _write_weights(complete, config, jax.device_get(params), jnp.dtype(dtype), max_shard_bytes)
+            token_ids = {} if source is None else _copy_tokenizer(source, complete)
+            _write_json(complete / 'config.json', config.to_hf() | token_ids | {'torch_dtype': dtype})
+            # the policy as it was trained: nothing filters or penalises its distribution
+            sampling = {'do_sample': True, 'temperature': 1.0, 'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}
+            _write_json(complete / 'generation_config.json', token_ids | sampling)
+            os.rename(complete, folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise PretrainedError(f'{folder}: cannot be written ({error}); nothing was left there') from error
+
+
+def _write_weights(
+    folder: pathlib.Path, config: model.QwenConfig, params: model.Params, dtype: np.dtype, max_shard_bytes: int
+) -> None:
+    shards, size = [{}], 0
+    for name, place in hf_layout(config).items():
+        nbytes = int(np.prod(place.shape)) * dtype.itemsize
+        if shards[-1] and size + nbytes > max_shard_bytes:
+            shards, size = [*shards, {}], 0
+        shards[-1][name] = place
+        size += nbytes
+    weight_map, total = {}, 0
+    for i, shard in enumerate(shards):
+        file = 'model.safetensors' if len(shards) == 1 else f'model-{i + 1:05}-of-{len(shards):05}.safetensors'
+        tensors = {name: _get(params, place, name, dtype) for name, place in shard.items()}
+        safetensors.numpy.save_file(tensors, folder / file, metadata={'format': 'pt'})
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if len(shards) > 1:
+        index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
+        _write_json(folder / 'model.safetensors.index.json', index)
+
+
+def _get(params: model.Params, place: HFTensor, name: str, dtype: np.dtype) -> np.ndarray:
+    try:
+        for key in place.path:
+            params = params[key]
+        tensor = np.asarray(params) if place.layer is None else np.asarray(params)[place.layer]
+    except (KeyError, IndexError) as error:
+        raise PretrainedError(f'params lack {"/".join(place.path)} (layer {place.layer}) for {name}') from error
+    tensor = np.ascontiguousarray(tensor.T if place.transposed else tensor)
+    if tensor.shape != place.shape:
+        raise PretrainedError(f'params {"/".join(place.path)}: shape {tensor.shape}, the config says {place.shape}')
+    with np.errstate(over='ignore'):
+        tensor = tensor.astype(dtype)
+    if not np.isfinite(tensor.astype(np.float32)).all():
+        raise PretrainedError(f'params {"/".join(place.path)}: NaN or infinity in {dtype}')
+    return tensor
+
+
+# ---- tokenizer files and JSON
+
+
+def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
+    """Copy the tokenizer files; give the special token ids, as the source's model files or its tokenizer say."""
+    files = [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
+        raise PretrainedError(f'{source}: no tokenizer files to take over')
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    for name in ('generation_config.json', 'config.json'):
+        if (source / name).is_file():
+            stated = _read_json(source / name)
+            if stated.get('eos_token_id') is not None:
+                return {key: stated[key] for key in _TOKEN_IDS if stated.get(key) is not None}
+    if not {'tokenizer.json', 'tokenizer_config.json'} <= {file.name for file in files}:
+        return {}
+    stated, vocabulary = _read_json(source / 'tokenizer_config.json'), _vocabulary(source)
+    named = {key: stated.get(key.removesuffix('_id')) for key in _TOKEN_IDS}
+    named = {key: token['content'] if isinstance(token, dict) else token for key, token in named.items()}
+    return {key: vocabulary[token] for key, token in named.items() if token in vocabulary}
+
+
+def _vocabulary(folder: pathlib.Path) -> dict[str, int]:
+    stated = _read_json(folder / 'tokenizer.json')
+    vocabulary = stated.get('model', {}).get('vocab', {})
+    if isinstance(vocabulary, list):  # Unigram: [[token, score], ...]
+        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+    return vocabulary | {token['content']: token['id'] for token in stated.get('added_tokens', [])}
+
+
+def _check_vocabulary(folder: pathlib.Path, config: model.QwenConfig) -> None:
+    if (folder / 'tokenizer.json').is_file():
+        _check_size(folder, max(_vocabulary(folder).values(), default=-1) + 1, config)
+
+
+def _check_size(folder: pathlib.Path, tokens: int, config: model.QwenConfig) -> None:
+    # fewer tokens than embeddings is normal: published vocabularies are padded (151,665 tokens in 151,936 rows)
+    if tokens > config.vocab_size:
+        raise PretrainedError(
+            f'{folder}: the tokenizer has {tokens} tokens, but the model only {config.vocab_size} embeddings'
+            ' (vocab_size); they do not belong together'
+        )
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError as error:
+        raise PretrainedError(f'{path}: no such file; is this a Hugging Face model folder?') from error
+    except (OSError, ValueError) as error:
+        raise PretrainedError(f'{path}: not readable as JSON ({error})') from error
+    if not isinstance(value, dict):
+        raise PretrainedError(f'{path}: not a JSON object')
+    return value
+
+
+def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
+
+
+def _some(names: list[str]) -> str:
+    return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')

@@ -1,0 +1,151 @@
+"""From an episode to prompt tokens, and from reply tokens to a command.
+
+The protocol of the papers (verl-agent; base of GiGPO, HGPO, GraphGPO): every step is a fresh single-turn chat prompt of
+fixed blocks: task, the last `history` observation/action pairs, the present observation, the admissible commands, and
+how to reply, namely `<think>...</think><action>...</action>`. Two wordings of the same blocks exist: `full` for
+instruction-tuned models, `compact` for the tiny policy, whose context is short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from covsero_jax.envs.base import Observation
+
+_TAGS = re.compile(r'<(/?)(think|action)>')
+_CJK = re.compile('[\u4e00-\u9fff]')
+_FALLBACK_CHARACTERS = 30  # what is sent to the environment when a reply has no usable action tags
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedAction:
+    """A reply, read. `parsed` is about the format only, `admissible` about the command; both are reported."""
+
+    command: str
+    parsed: bool
+    admissible: bool
+    truncated: bool
+
+
+class PromptBuilder(Protocol):
+    """What a rollout needs to know about text."""
+
+    def build(self, task: str, history: Sequence[tuple[str, str]], observation: Observation, step: int) -> np.ndarray:
+        """Prompt tokens, int32 [p]. `history` holds all (observation, command) pairs so far, oldest first."""
+
+    def parse(self, action_tokens: np.ndarray, admissible: Sequence[str], truncated: bool) -> ParsedAction:
+        """Read sampled tokens back. The text is never encoded again."""
+
+
+def parse_reply(text: str, admissible: Sequence[str], truncated: bool = False) -> ParsedAction:
+    """The command is the content of the last complete `<action>` pair that stands outside the think block.
+
+    parsed: such a pair exists, a complete `<think>` block precedes it, no CJK character occurs (as published), and the
+    reply was not cut by the length limit. Otherwise the last 30 characters are sent, as published: the environment
+    answers that nothing happens. Commands are lower-cased and stripped.
+    """
+    command, thought, opened = None, False, {}
+    for tag in _TAGS.finditer(text):
+        closing, name = tag.group(1) == '/', tag.group(2)
+        if not closing:
+            if name == 'think' or 'think' not in opened:  # a tag quoted inside the thoughts is not an action
+                opened[name] = tag.end()
+        elif name in opened:
+            start = opened.pop(name)
+            if name == 'think':
+                thought = True
+            elif thought:
+                command = text[start:tag.start()]
+    parsed = command is not None and not truncated and not _CJK.search(text)
+    command = (text[-_FALLBACK_CHARACTERS:] if command is None else command).strip().lower()
+    return ParsedAction(command, parsed, command in admissible, truncated)
+
+
+def full_wording(task: str, history: Sequence[tuple[int, str, str]], observation: str, commands: Sequence[str],
+                 step: int) -> str:
+    """Sentences for an instruction-tuned model. `history` holds (step number from 1, observation, command)."""
+    listed = '\n'.join(f"'{command}'," for command in commands)
+    reply = ('It is your turn to act. Reason step by step about the situation first, inside <think> </think> tags. '
+             'Then choose one of the admissible actions and give it inside <action> </action> tags.')
+    if not history:
+        return (f'You are an expert agent in a text-based household environment.\nYour current observation is: '
+                f'{observation}\nThe admissible actions in this situation are: [\n{listed}\n].\n\n{reply}')
+    past = '\n'.join(f"[Observation {i}: '{seen}', Action {i}: '{done}']" for i, seen, done in history)
+    return (f'You are an expert agent in a text-based household environment. Your task is to: {task}\n'
+            f'You have taken {step} step(s) so far. The most recent {len(history)} observations and the actions that '
+            f'you took:\n{past}\nYou are now at step {step + 1} and your current observation is: {observation}\n'
+            f'The admissible actions in this situation are: [\n{listed}\n].\n\n{reply}')
+
+
+def compact_wording(task: str, history: Sequence[tuple[int, str, str]], observation: str, commands: Sequence[str],
+                    step: int) -> str:
+    """The same blocks in few tokens, for the tiny policy."""
+    past = ''.join(f'{seen}\n> {done}\n' for _, seen, done in history)
+    return f'{task}\n{past}{observation}\n' + '\n'.join(commands)
+
+
+WORDINGS = {'full': full_wording, 'compact': compact_wording}
+
+
+class ChatPrompts:
+    """PromptBuilder over a Hugging Face tokenizer with a chat template.
+
+    wording: 'full' | 'compact'. history: pairs shown (2 in the papers). max_prompt: tokens; a prompt that would be
+    longer first loses its oldest pairs, then the middle of its text; it never raises in mid-run, and `num_cut` counts.
+    hidden: commands that are not listed ('help', as published), though still legal.
+    """
+
+    def __init__(self, tokenizer, *, wording: str, history: int, max_prompt: int, hidden: Sequence[str] = ('help',)):
+        if wording not in WORDINGS:
+            raise ValueError(f'prompt wording {wording!r} does not exist; there are {sorted(WORDINGS)}')
+        self._tokenizer, self._wording = tokenizer, WORDINGS[wording]
+        self._history, self._max_prompt, self._hidden = history, max_prompt, frozenset(hidden)
+        self._before, self._after = self._chat_frame()
+        self.num_cut = 0
+
+    def _chat_frame(self) -> tuple[str, str]:
+        """The template's text around one user message; rendered once, since the template engine is slow."""
+        mark = '@MESSAGE@'
+        text = self._tokenizer.apply_chat_template([{'role': 'user', 'content': mark}], tokenize=False,
+                                                   add_generation_prompt=True)
+        before, found, after = text.partition(mark)
+        if not found:
+            raise ValueError("the tokenizer's chat template does not show the user message")
+        return before, after
+
+    def render(self, task: str, history: Sequence[tuple[str, str]], observation: Observation, step: int,
+               shown: int) -> str:
+        """The prompt as text, with the last `shown` pairs of the history."""
+        first = len(history) - min(shown, len(history))
+        numbered = [(i + 1, seen, done) for i, (seen, done) in enumerate(history)][first:]
+        commands = [c for c in observation.admissible if c not in self._hidden]
+        return self._before + self._wording(task, numbered, observation.text, commands, step) + self._after
+
+    def build(self, task: str, history: Sequence[tuple[str, str]], observation: Observation, step: int) -> np.ndarray:
+        for shown in range(self._history, -1, -1):
+            tokens = self._encode(self.render(task, history, observation, step, shown))
+            if len(tokens) <= self._max_prompt:
+                return np.asarray(tokens, np.int32)
+        self.num_cut += 1
+        head = self._max_prompt // 2
+        return np.asarray(tokens[:head] + tokens[len(tokens) - (self._max_prompt - head):], np.int32)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_reply(self, command: str, *, think: str = '') -> np.ndarray:
+        """Tokens of a well-formed reply with `command`, end token included: demonstrations and oracle targets."""
+        text = f'<think>{think}</think><action>{command}</action>'
+        return np.asarray([*self._encode(text), self._tokenizer.eos_token_id], np.int32)
+
+    def decode(self, action_tokens: np.ndarray) -> str:
+        """Reply text without special tokens."""
+        return self._tokenizer.decode(action_tokens, skip_special_tokens=True)
+
+    def parse(self, action_tokens: np.ndarray, admissible: Sequence[str], truncated: bool) -> ParsedAction:
+        return parse_reply(self.decode(action_tokens), admissible, truncated)

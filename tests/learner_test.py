@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from covsero_jax import batch, learner, losses, model, sharding
+
+CONFIG = model.QwenConfig(
+    vocab_size=40, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, rope_theta=1e4
+)
+LOSS = learner.LossConfig(kl_coef=0.1, entropy_coef=0.01, chunk=2)
+# Adam divides by |g|: with its usual eps, rounding noise in a zero gradient is a step of full size. 1e-3 compares gradients.
+OPTIMIZER = learner.OptimizerConfig(learning_rate=1e-2, eps=1e-3)
+PROMPT, ACTION = 8, 4
+
+
+@functools.cache
+def make_params(config: model.QwenConfig = CONFIG):
+    """Fixed weights, large enough to have opinions, that do not depend on how the model initialises itself."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(functools.partial(model.init_params, config), jax.random.key(0))
+    return jax.tree.map(lambda x: rng.normal(0.3 * (x.ndim == 1), 0.3, x.shape).astype(np.float32), shapes)
+
+
+def make_batch(num_rows=21, *, minibatch=24, micro_batch=8, seed=0, config=CONFIG, prompt_bucket=PROMPT):
+    """One minibatch of ragged random rows; the old and reference log-probs are near the policy's own."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(1, config.vocab_size, rng.integers(2, PROMPT + 1)) for _ in range(num_rows)]
+    actions = [rng.integers(1, config.vocab_size, rng.integers(1, ACTION + 1)) for _ in range(num_rows)]
+    advantage_N = rng.normal(size=num_rows).astype(np.float32)
+    advantage_N[::5] = 0.0
+    (policy,) = batch.build_minibatches(
+        prompts,
+        actions,
+        advantage_N,
+        np.arange(num_rows) // 4,
+        minibatch=minibatch,
+        micro_batch=micro_batch,
+        prompt_buckets=(prompt_bucket,),
+        action_buckets=(ACTION,),
+        rng=np.random.default_rng(seed),
+    )
+    flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), policy.tokens)
+    logprob_BA = np.asarray(logprobs(flat)).reshape(policy.tokens.action_BA.shape)
+    noise = np.zeros((2, minibatch, ACTION), np.float32)
+    noise[:, :num_rows] = rng.normal(0, 0.3, (2, num_rows, ACTION))  # the same on a row however the batch is padded
+    old_BA, ref_BA = logprob_BA + noise.reshape(2, *logprob_BA.shape)
+    return policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=ref_BA)
+
+
+@jax.jit
+def logprobs(tokens):
+    return learner.token_logprobs(make_params(), tokens, config=CONFIG, temperature=1.0, chunk=ACTION)[0]
+
+
+def flat_tokens(policy):
+    return jax.tree.map(lambda x: jnp.asarray(x.reshape(-1, x.shape[-1])), policy.tokens)
+
+
+@functools.cache
+def program(loss=LOSS, optimizer=OPTIMIZER, config=CONFIG, data=1, fsdp=1):
+    mesh, tx = sharding.make_mesh(data=data, fsdp=fsdp), learner.make_optimizer(optimizer)
+    return mesh, tx, learner.make_train_step(config, loss, tx, mesh)
+
+
+def update(policy, *, state=None, **kwargs):
+    """(state, metrics as floats) after one update of `policy`."""
+    mesh, tx, train_step = program(**kwargs)
+    state = state or learner.create_state(make_params(kwargs.get('config', CONFIG)), tx, mesh)
+    state, metrics = train_step(state, sharding.put_batch(mesh, policy))
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+def assert_same_update(one, other, atol=1e-5):
+    for a, b in zip(jax.tree.leaves(one[0]), jax.tree.leaves(other[0]), strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+    assert one[1] == pytest.approx(other[1], rel=1e-4, abs=1e-5)
+
+
+def params_moved(state):
+    """Largest change of any parameter from the start."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (state.params, make_params())), strict=True))
+
+
+# ---- the update does not depend on its layout -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
+def test_microbatching_does_not_change_the_update(aggregation):
+    loss = dataclasses.replace(LOSS, aggregation=aggregation, count_zero_rows=False)
+    whole = update(make_batch(micro_batch=24), loss=loss)
+    assert params_moved(whole[0]) > 1e-3
+    for micro_batch in (12, 6):
+        assert_same_update(update(make_batch(micro_batch=micro_batch), loss=loss), whole)
+
+
+def test_sharded_equals_single_device():
+    single = update(make_batch())
+    sharded = update(make_batch(), data=2, fsdp=4)
+    assert_same_update(sharded, single)
+    kernel = sharded[0].params['layers']['gate']['kernel']
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 4, 24)}  # split, not copied
+
+
+def test_padding_rows_change_nothing():
+    small, large = update(make_batch(21, minibatch=24)), update(make_batch(21, minibatch=48))
+    assert small[1]['batch/action_tokens'] == large[1]['batch/action_tokens'] > 0
+    assert_same_update(small, large)
+
+
+def test_prompt_padding_changes_nothing():
+    short, long = make_batch(), make_batch(prompt_bucket=2 * PROMPT)
+    np.testing.assert_allclose(logprobs(flat_tokens(short)), logprobs(flat_tokens(long)), atol=1e-5)
+    assert_same_update(update(short), update(long))
+
+
+def test_padding_may_hold_anything():
+    clean = make_batch()
+    tokens, rng = clean.tokens, np.random.default_rng(1)
+    mask_BP, mask_BA = tokens.prompt_mask_BP, tokens.action_mask_BA
+    dirty = clean.replace(
+        tokens=tokens.replace(
+            prompt_BP=np.where(mask_BP, tokens.prompt_BP, rng.integers(40, size=mask_BP.shape)).astype(np.int32),
+            action_BA=np.where(mask_BA, tokens.action_BA, rng.integers(40, size=mask_BA.shape)).astype(np.int32),
+        ),
+        old_logprob_BA=np.where(mask_BA, clean.old_logprob_BA, -np.inf).astype(np.float32),
+        ref_logprob_BA=np.where(mask_BA, clean.ref_logprob_BA, np.nan).astype(np.float32),
+        advantage_B=np.where(mask_BA.any(-1), clean.advantage_B, 1e9).astype(np.float32),
+    )
+    assert_same_update(update(dirty), update(clean))
+
+
+# ---- what an update is ------------------------------------------------------------------------------------------------
+
+
+def test_update_matches_the_formula():
+    """The same minibatch written out: one softmax over everything, plain means, optax alone."""
+    policy = make_batch()
+    tokens = flat_tokens(policy)
+    mask_BA = tokens.action_mask_BA
+    advantage_BA = jnp.broadcast_to(policy.advantage_B.reshape(-1, 1), mask_BA.shape)
+    old_BA, ref_BA = (jnp.asarray(x.reshape(mask_BA.shape)) for x in (policy.old_logprob_BA, policy.ref_logprob_BA))
+
+    def objective(params):
+        logprob_BA, entropy_BA = plain_logprobs(params, tokens)
+        ratio_BA = jnp.exp(logprob_BA - old_BA)
+        policy_BA = -jnp.minimum(ratio_BA * advantage_BA, jnp.clip(ratio_BA, 0.8, 1.2) * advantage_BA)
+        kl_BA = jnp.exp(ref_BA - logprob_BA) - (ref_BA - logprob_BA) - 1
+        return jnp.mean((policy_BA + 0.1 * kl_BA - 0.01 * entropy_BA)[mask_BA])
+
+    params = jax.tree.map(jnp.asarray, make_params())
+    value, grads = jax.value_and_grad(objective)(params)
+    tx = learner.make_optimizer(OPTIMIZER)
+    expected = optax.apply_updates(params, tx.update(grads, tx.init(params), params)[0])
+    state, metrics = update(policy)
+    assert metrics['loss/total'] == pytest.approx(float(value), abs=1e-5)
+    assert metrics['update/grad_norm'] == pytest.approx(float(optax.global_norm(grads)), rel=1e-4)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_zero_advantage_rows_in_the_denominator():
+    policy = make_batch()
+    tokens_of = policy.tokens.action_mask_BA.sum(-1)
+    share = tokens_of[policy.advantage_B != 0].sum() / tokens_of.sum()
+    assert 0.5 < share < 0.95
+    counted = update(policy)[1]
+    left_out = update(policy, loss=dataclasses.replace(LOSS, count_zero_rows=False))[1]
+    assert counted['loss/policy'] == pytest.approx(share * left_out['loss/policy'], rel=1e-4)
+    assert counted['loss/kl'] == pytest.approx(left_out['loss/kl'], rel=1e-6) and counted['loss/kl'] > 0
+
+
+def test_reference_is_not_needed_without_kl():
+    policy = make_batch().replace(ref_logprob_BA=None)
+    with pytest.raises(ValueError, match='ref_logprob_BA is None; the policy loss needs it for kl_coef > 0'):
+        update(policy)
+    metrics = update(policy, loss=dataclasses.replace(LOSS, kl_coef=0.0))[1]
+    assert metrics['loss/kl'] == 0 and metrics['update/skipped'] == 0
+    with pytest.raises(ValueError, match='old_logprob_BA is None'):
+        update(policy.replace(old_logprob_BA=None))
+
+
+def test_second_inner_epoch_has_other_ratios_and_clips():
+    policy = make_batch()
+    mesh, tx, _ = program()
+    old_BA = learner.make_logprob_step(CONFIG, LOSS, mesh)(make_params(), policy.tokens)
+    policy = policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=old_BA)
+    state, first = update(policy)
+    assert first['loss/ratio_max'] == pytest.approx(1.0, abs=1e-5)
+    assert first['loss/clip_fraction'] == 0 and first['loss/old_kl'] < 1e-8 and first['loss/kl'] < 1e-8
+    for _ in range(3):
+        state, later = update(policy, state=state)
+    assert later['loss/ratio_max'] > 1.2 and later['loss/clip_fraction'] > 0 and later['loss/old_kl'] > 1e-3
+    assert later['loss/total'] < first['loss/total'] and int(state.step) == 4
+
+
+def test_published_learning_rate_changes_float32_masters():
+    """lr 1e-6 moves weights by less than one bfloat16 ulp: only float32 masters learn, whatever the compute dtype."""
+    kwargs = {'config': dataclasses.replace(CONFIG, dtype='bfloat16'), 'optimizer': learner.OptimizerConfig()}
+    state, _ = update(make_batch(), **kwargs)
+    for new, old in zip(jax.tree.leaves(state.params), jax.tree.leaves(make_params()), strict=True):
+        assert new.dtype == jnp.float32
+        changed = np.asarray(new) != old
+        assert changed.mean() > 0.9
+        assert (np.asarray(new.astype(jnp.bfloat16)) == old.astype(jnp.bfloat16)).mean() > 0.9
+
+
+def test_warmup_then_constant():
+    tx = learner.make_optimizer(learner.OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.0))
+    params, state, steps = jnp.ones(1), tx.init(jnp.ones(1)), []
+    for _ in range(4):
+        updates, state = tx.update(jnp.ones(1), state, params)
+        steps.append(-float(updates[0]))
+    np.testing.assert_allclose(steps, [0.0, 0.05, 0.1, 0.1], atol=1e-6)
+
+
+# ---- numbers that are not finite --------------------------------------------------------------------------------------
+
+
+def test_nonfinite_gradient_skips_the_update():
+    good, bad = make_batch(), make_batch()
+    bad.advantage_B[0, 0] = np.nan
+    before, _ = update(good)
+    kept = jax.tree.map(np.array, before)
+    state, metrics = update(bad, state=before)
+    assert metrics['update/skipped'] == 1 and int(state.step) == 2
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (kept.params, kept.opt_state))
+    state, metrics = update(good, state=state)
+    assert metrics['update/skipped'] == 0 and np.isfinite(metrics['loss/total'])
+    assert not np.array_equal(state.params['embed']['embedding'], kept.params['embed']['embedding'])
+
+
+def test_empty_rows_micro_batches_and_minibatches_are_finite():
+    policy = make_batch(24)
+    policy.tokens.action_mask_BA[0, 0] = False  # one row
+    policy.tokens.action_mask_BA[1] = False  # one micro-batch
+    for _ in range(2):
+        state, metrics = update(policy)
+        assert metrics['update/skipped'] == 0 and np.isfinite(list(metrics.values())).all()
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+        policy.tokens.action_mask_BA[:] = False  # everything
+    assert metrics['loss/total'] == 0 and metrics['update/grad_norm'] == 0
+
+
+# ---- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def plain_logprobs(params, tokens, temperature=1.0):
+    """[rows, tokens, vocabulary] in one piece, token by token from the definition."""
+    position_BL, mask_BLL = model.positions_and_mask(jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], 1))
+    token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], 1)
+    hidden_BLD, _ = model.Qwen(CONFIG).apply({'params': params}, token_BL, position_BL, mask_BLL)
+    logprob_BLV = jax.nn.log_softmax(model.project(params, hidden_BLD, CONFIG) / temperature)[:, :-1]
+    picked_BL = jnp.take_along_axis(logprob_BLV, token_BL[:, 1:, None], -1)[..., 0]
+    entropy_BL = -jnp.sum(jnp.exp(logprob_BLV) * logprob_BLV, -1)
+    return picked_BL[:, -ACTION:], entropy_BL[:, -ACTION:]
+
+
+@pytest.mark.parametrize('temperature', [0.4, 1.0])
+def test_chunked_logprobs_equal_plain_with_gradient(temperature):
+    tokens = flat_tokens(make_batch(7, minibatch=8))
+
+    def mean_of(fn):
+        def mean(params):
+            logprob_BA, entropy_BA = fn(params, tokens)
+            return jnp.mean(logprob_BA + 0.3 * entropy_BA), (logprob_BA, entropy_BA)
+
+        return jax.jit(jax.value_and_grad(mean, has_aux=True))(make_params())
+
+    expected = mean_of(functools.partial(plain_logprobs, temperature=temperature))
+    for chunk in (1, 2, 16):
+        kwargs = {'config': CONFIG, 'temperature': temperature, 'chunk': chunk}
+        found = mean_of(functools.partial(learner.token_logprobs, **kwargs))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), found, expected)
+
+
+def test_chunk_must_divide_the_action_bucket():
+    with pytest.raises(ValueError, match='chunk=3 does not divide the action bucket 4'):
+        learner.token_logprobs(make_params(), flat_tokens(make_batch()), config=CONFIG, temperature=1.0, chunk=3)
+
+
+def largest_vocabulary_buffer(loss, config, policy):
+    """Elements of the largest array with a vocabulary axis in the optimised program of a train step."""
+    mesh, tx, train_step = program(loss=loss, config=config)
+    state = jax.eval_shape(functools.partial(learner.init_state, config=config, tx=tx, mesh=mesh), jax.random.key(0))
+    text = train_step.lower(state, policy).compile().as_text()
+    shapes = [[int(size) for size in dims.split(',')] for dims in re.findall(r'\b(?:f32|bf16)\[([\d,]+)\]', text)]
+    return max(int(np.prod(shape)) for shape in shapes if config.vocab_size in shape)
+
+
+def test_no_buffer_of_rows_by_tokens_by_vocabulary():
+    config = dataclasses.replace(CONFIG, vocab_size=1013)
+    policy = make_batch(24, micro_batch=12)
+    block = 12 * ACTION * config.vocab_size
+    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=1), config, policy) < block / 2
+    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=ACTION), config, policy) >= block  # it would show
+
+
+def test_one_compilation_per_bucket():
+    mesh, tx, _ = program()
+    train_step = learner.make_train_step(CONFIG, LOSS, tx, mesh)
+    logprob_step = learner.make_logprob_step(CONFIG, LOSS, mesh)
+    state, reference = learner.create_state(make_params(), tx, mesh), sharding.put_params(mesh, make_params())
+    rng = np.random.default_rng(0)
+    for update_index in range(30):
+        bucket = PROMPT * (1 + update_index % 2)
+        policy = sharding.put_batch(mesh, make_batch(rng.integers(5, 25), seed=update_index, prompt_bucket=bucket))
+        old_BA, ref_BA = logprob_step(state.params, policy.tokens), logprob_step(reference, policy.tokens)
+        state, _ = train_step(state, policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=ref_BA))
+    assert (train_step._cache_size(), logprob_step._cache_size()) == (2, 2)
+
+
+# ---- states -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_owns_its_buffers():
+    """The train step donates the state; the parameters it was made from go on as the reference policy."""
+    mesh, tx, train_step = program()
+    params = sharding.put_params(mesh, make_params())
+    state = learner.create_state(params, tx, mesh)
+    train_step(state, sharding.put_batch(mesh, make_batch()))
+    jax.tree.map(np.testing.assert_array_equal, params, make_params())
+
+
+def test_random_states_are_born_sharded_and_equal():
+    tx = learner.make_optimizer(OPTIMIZER)
+    states = [
+        learner.init_state(jax.random.key(0), CONFIG, tx, sharding.make_mesh(data=1, fsdp=fsdp)) for fsdp in (1, 8)
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *states)
+    moments = states[1].opt_state[1][0]
+    for tree in (states[1].params, moments.mu, moments.nu):
+        assert tree['embed']['embedding'].addressable_shards[0].data.shape == (40, 2)
+
+
+# ---- one number for everything ----------------------------------------------------------------------------------------
+
+GOLDEN = {}
+
+
+def test_golden_first_step():
+    _, metrics = update(make_batch(), optimizer=learner.OptimizerConfig())
+    assert metrics == pytest.approx(GOLDEN, rel=1e-3, abs=1e-6), (
+        'The first update of fixed weights on a fixed batch gives other numbers than it did. If you meant to change the '
+        'model, the loss or the batches, say so and put the new numbers into GOLDEN; if not, you have found a bug.'
+    )

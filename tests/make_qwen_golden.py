@@ -1,0 +1,57 @@
+"""Regenerates tests/data/qwen_{tied,untied}.npz: weights, inputs and logits of transformers' own Qwen2ForCausalLM.
+
+python tests/make_qwen_golden.py        (needs torch and transformers; the tests themselves need only the result)
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import torch
+import transformers
+
+SIZES = {
+    'tied': {'num_attention_heads': 4, 'num_key_value_heads': 2, 'num_hidden_layers': 3, 'rope_theta': 1e6},
+    'untied': {'num_attention_heads': 6, 'num_key_value_heads': 2, 'num_hidden_layers': 2, 'rope_theta': 1e4},
+}
+
+
+def make_golden(name: str, seed: int) -> dict[str, np.ndarray]:
+    """A random model with weights of visible size (norm scales and biases too) on a left-padded batch."""
+    config = transformers.Qwen2Config(
+        vocab_size=97,
+        hidden_size=8 * SIZES[name]['num_attention_heads'],
+        intermediate_size=56,
+        tie_word_embeddings=name == 'tied',
+        attn_implementation='eager',
+        **SIZES[name],
+    )
+    torch.manual_seed(seed)
+    model = transformers.Qwen2ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    rng = np.random.default_rng(seed)
+    mask = np.arange(20)[None] >= np.array([0, 5, 13, 19])[:, None]
+    tokens = rng.integers(0, 97, mask.shape) * mask
+    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor(tokens),
+            attention_mask=torch.tensor(mask.astype(np.int64)),
+            position_ids=torch.tensor(positions),
+        ).logits
+    tensors = {f'tensor/{key}': value.numpy() for key, value in model.state_dict().items()}
+    if name == 'tied':
+        tensors.pop('tensor/lm_head.weight')  # the same memory as the embedding: not in a published checkpoint
+    config_json = json.dumps(config.to_dict())
+    return tensors | {'config': np.array(config_json), 'tokens': tokens, 'mask': mask, 'logits': logits.numpy()}
+
+
+if __name__ == '__main__':
+    data = pathlib.Path(__file__).parent / 'data'
+    for seed, name in enumerate(SIZES):
+        np.savez_compressed(data / f'qwen_{name}.npz', **make_golden(name, seed))
+        print(f'wrote qwen_{name}.npz, {(data / f"qwen_{name}.npz").stat().st_size / 1024:.0f} KiB')

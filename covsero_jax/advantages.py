@@ -171,8 +171,10 @@ def hgpo(
         weights.append(episode_weight)
     numerator_N = denominator_N = jnp.zeros_like(table.step_return_N)
     for comparison, weight in zip(comparisons, weights, strict=True):
-        numerator_N += weight * comparison.advantage_N
-        denominator_N += jnp.where(comparison.advantage_N != 0, weight, 0.0)
+        # Not `!= 0`: a row at its group's mean gets 0 or rounding noise, depending on the order of the sum.
+        weight_N = jnp.where(jnp.abs(comparison.advantage_N) > EPS, weight, 0.0)
+        numerator_N += weight_N * comparison.advantage_N
+        denominator_N += weight_N
     return numerator_N / (denominator_N + EPS), tuple(comparisons)
 
 

@@ -53,7 +53,7 @@ class PolicyBatch:
 
     tokens: TokenBatch
     advantage_B: Array  # float32
-    trajectory_tokens_B: Array | None = None  # float32: action tokens in the row's trajectory (aggregation='trajectory')
+    trajectory_tokens_B: Array | None = None  # float32: action tokens of the row's whole trajectory in this update
     old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
     ref_logprob_BA: Array | None = None  # float32: by the reference policy; needed when kl_coef > 0
 

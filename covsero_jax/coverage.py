@@ -61,7 +61,7 @@ class CoverageConfig:
 
 @flax.struct.dataclass
 class Gate:
-    """Where the gate of one comparison opened, and what decided it. All columns are constant inside a group."""
+    """Where the gate of one comparison opened, and what decided it. The bool columns are constant inside a group."""
 
     open_N: Array  # bool: triggered
     zero_N: Array  # bool: zero-score group (within the tolerance)
@@ -69,7 +69,8 @@ class Gate:
     varies_N: Array  # bool: coverage is not degenerate
     all_failed_N: Array  # bool: no member succeeded
     contrast_N: Array  # bool: members differ in their penalty
-    coverage_N: Array  # float32: what the fallback compares (not constant inside a group)
+    coverage_N: Array  # float32: what the fallback compares
+    kept_N: Array  # float32: what the fallback is added to: the base advantage, save where `tolerated_N`
     q_fail: Array  # float32 []
     scale: Array  # float32 []: lambda, or lambda * q_fail
 
@@ -113,11 +114,11 @@ def with_coverage(
 
     def gated(level, score_N, id_N, *, ddof=1, gate_score_N=None):
         base = compare(level, score_N, id_N, ddof=ddof, gate_score_N=gate_score_N)
-        gate = _gate(config, table, level, score_N, id_N, gate_score_N, tolerance)
+        gate = _gate(config, table, base, score_N, gate_score_N, tolerance)
         if config.coverage_scale == 0 or level not in config.levels:
             return base.replace(gate=gate.replace(open_N=jnp.zeros_like(gate.open_N)))
 
-        kept_N = base.base_N
+        kept_N = gate.kept_N
         if tolerance and gate_score_N is None:  # a score inside the tolerance counts as zero
             if config.gate_on == 'task':
                 without_N = compare(level, jnp.where(gate.zero_N, 0.0, score_N), id_N, ddof=ddof).base_N
@@ -125,16 +126,18 @@ def with_coverage(
                 without_N = jnp.zeros_like(kept_N)
             kept_N = jnp.where(gate.zero_N, without_N, kept_N)
         fallback_N = gate.scale * advantages.group_compare(gate.coverage_N, id_N, weight_N=base.weight_N, ddof=ddof)
-        return base.replace(advantage_N=jnp.where(gate.open_N, kept_N + fallback_N, kept_N), gate=gate)
+        advantage_N = jnp.where(gate.open_N, kept_N + fallback_N, kept_N)
+        return base.replace(advantage_N=advantage_N, gate=gate.replace(kept_N=kept_N))
 
     return gated
 
 
-def _gate(config, table, level, score_N, id_N, gate_score_N, tolerance) -> Gate:
+def _gate(config, table, base, score_N, gate_score_N, tolerance) -> Gate:
+    id_N = base.id_N
     penalty_N = table.penalty_N if config.gate_on == 'penalised' else jnp.zeros_like(table.penalty_N)
     read_N = (score_N if gate_score_N is None else gate_score_N) - penalty_N
     coverage_N, rank_N = jnp.asarray(table.coverage_N), table.coverage_rank_N
-    if level == 'step' and config.coverage_credit == 'transition':
+    if base.level == 'step' and config.coverage_credit == 'transition':
         coverage_N, rank_N = (jnp.asarray(table.novel_N, dtype) for dtype in (jnp.float32, jnp.int32))
     open_N = coverage_gate(read_N, rank_N, table.failed_N, id_N, tolerance=tolerance)
     if gate_score_N is not None:  # the base may still tell failures apart, by how close to success they came
@@ -154,6 +157,7 @@ def _gate(config, table, level, score_N, id_N, gate_score_N, tolerance) -> Gate:
         all_failed_N=_all(table.failed_N, id_N),
         contrast_N=advantages.group_varies(table.penalty_N, id_N),
         coverage_N=coverage_N,
+        kept_N=base.base_N,
         q_fail=q_fail,
         scale=scale if config.mode == 'deployed' else jnp.full_like(scale, config.coverage_scale),
     )
@@ -174,8 +178,8 @@ def gate_metrics(comparisons: Sequence[advantages.Comparison]) -> dict[str, Arra
 
     Numbers of groups: `groups`, `all_failed`, `zero_score`, `triggered`, `singleton` (one member), `zero_degenerate`
     (zero score, no spread of coverage), `gap_violations` (0 < max |score| < tolerance), `added_to_penalty` (triggered
-    groups whose penalties differ). Then `q_fail`, `scale` (lambda_eff), and `repair`, the mean |change of the
-    advantage| over the rows of triggered groups (0 without). Where one level has several comparisons (HGPO's depths),
+    groups whose penalties differ). Then `q_fail`, `scale` (lambda_eff), and `repair`, the mean |fallback|
+    over the rows of triggered groups (0 without). Where one level has several comparisons (HGPO's depths),
     numbers are added up, q_fail and scale averaged.
     """
     metrics = {}
@@ -203,7 +207,7 @@ def _level_counts(comparison) -> dict[str, Array]:
         'gap_violations': gate.tolerated_N,
         'added_to_penalty': gate.open_N & gate.contrast_N,
     }
-    change_N = jnp.where(gate.open_N, jnp.abs(comparison.advantage_N - comparison.base_N), 0.0)
+    change_N = jnp.where(gate.open_N, jnp.abs(comparison.advantage_N - gate.kept_N), 0.0)
     return {name: _count(true_N, id_N) for name, true_N in groups.items()} | {
         'triggered_rows': jnp.sum(gate.open_N).astype(jnp.float32),
         'change': jnp.sum(change_N),
@@ -229,17 +233,18 @@ def check_gate(comparison: advantages.Comparison, *, mode: str) -> None:
     chex.assert_trees_all_equal(
         jnp.where(id_N < 0, advantage_N, 0.0), jnp.zeros_like(advantage_N), custom_message='(e) padding rows are zero'
     )
-    chex.assert_trees_all_equal(
-        bits(advantage_N, outside_N), bits(base_N, outside_N), custom_message='(a) outside the gate: bits of the base'
-    )
+    for x_N, where_N in ((advantage_N, outside_N), (gate.kept_N, ~gate.tolerated_N)):
+        chex.assert_trees_all_equal(
+            bits(x_N, where_N), bits(base_N, where_N), custom_message='(a) outside the gate: bits of the base'
+        )
     if mode == 'ideal':
         inside_N = jnp.where(gate.open_N & ~gate.contrast_N, base_N, 0.0)
         chex.assert_trees_all_equal(
             inside_N, jnp.zeros_like(inside_N), custom_message='(b) inside the gate: the base is zero'
         )
-    fallback_N = jnp.where(gate.open_N, advantage_N - base_N, 0.0)
+    fallback_N = jnp.where(gate.open_N, advantage_N - gate.kept_N, 0.0)
     # Where the fallback is added to a penalty advantage, the subtraction just made costs float32 digits of the latter.
-    rounding_N = 1e-6 * advantages.group_max(jnp.where(gate.open_N, jnp.abs(base_N), 0.0), id_N)
+    rounding_N = 1e-6 * advantages.group_max(jnp.where(gate.open_N, jnp.abs(gate.kept_N), 0.0), id_N)
     size_N = advantages.group_sum(comparison.weight_N, id_N)
     excess_N = jnp.abs(advantages.group_sum(comparison.weight_N * fallback_N, id_N))
     excess_N -= size_N * (1e-5 * gate.scale + rounding_N)

@@ -131,9 +131,7 @@ def token_logprobs(
     return _map_chunks(jax.checkpoint(chunk_logprobs, prevent_cse=False), (hidden_BAD, tokens.action_BA), chunk)
 
 
-def make_logprob_step(
-    config: model.QwenConfig, loss: LossConfig, mesh: Mesh
-) -> Callable[[PyTree, TokenBatch], Array]:
+def make_logprob_step(config: model.QwenConfig, loss: LossConfig, mesh: Mesh) -> Callable[[PyTree, TokenBatch], Array]:
     """Compiled (params, tokens [M, B, ...]) -> log-probs [M, B, A]: the old and reference log-probs of a minibatch."""
 
     def logprob_step(params: PyTree, tokens: TokenBatch) -> Array:
@@ -141,6 +139,7 @@ def make_logprob_step(
             kwargs = {'config': config, 'temperature': loss.temperature, 'chunk': loss.chunk}
             return token_logprobs(params, micro_tokens, **kwargs)[0]
 
+        params = sharding.gather_embeddings(mesh, params)
         return jax.lax.map(micro, jax.lax.with_sharding_constraint(tokens, sharding.batch_sharding(mesh)))
 
     return jax.jit(logprob_step, out_shardings=sharding.batch_sharding(mesh))
@@ -154,6 +153,7 @@ def make_train_step(
     A gradient that is not finite changes neither parameters nor optimizer, and is counted in `update/skipped`.
     ValueError when the minibatch lacks a column that `loss` needs.
     """
+    state_shardings = _state_shardings(config, tx, mesh)
 
     def train_step(state: TrainState, policy: PolicyBatch) -> tuple[TrainState, Metrics]:
         _check_columns(policy, loss)
@@ -161,27 +161,27 @@ def make_train_step(
         counts = _counts(policy, loss)
 
         def micro_step(grads: PyTree, micro: PolicyBatch) -> tuple[PyTree, Metrics]:
-            objective = functools.partial(_objective, config=config, loss=loss)
-            micro_grads, metrics = jax.grad(objective, has_aux=True)(state.params, micro, counts)
-            return jax.tree.map(jnp.add, grads, micro_grads), metrics
+            def objective(params: PyTree) -> tuple[Array, Metrics]:
+                params = sharding.gather_embeddings(mesh, params)
+                return _objective(params, micro, counts, config=config, loss=loss)
+
+            micro_grads, metrics = jax.grad(objective, has_aux=True)(state.params)
+            grads = jax.tree.map(jnp.add, grads, micro_grads)
+            return jax.lax.with_sharding_constraint(grads, state_shardings.params), metrics
 
         grads, metrics_M = jax.lax.scan(micro_step, jax.tree.map(jnp.zeros_like, state.params), policy)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)))
         finite = jnp.isfinite(grad_norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         new = (optax.apply_updates(state.params, updates), opt_state)
         params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, (state.params, state.opt_state))
-        metrics = {
-            name: jnp.max(x_M) if name.endswith('_max') else jnp.sum(x_M) for name, x_M in metrics_M.items()
-        } | {
-            'update/grad_norm': grad_norm,
-            'update/skipped': 1.0 - finite.astype(jnp.float32),
-            'batch/action_tokens': jnp.sum(policy.tokens.action_mask_BA).astype(jnp.float32),
-        }
+        metrics = {name: jnp.max(x_M) if name.endswith('_max') else jnp.sum(x_M) for name, x_M in metrics_M.items()}
+        metrics['update/grad_norm'] = grad_norm
+        metrics['update/skipped'] = 1.0 - finite.astype(jnp.float32)
+        metrics['batch/action_tokens'] = jnp.sum(policy.tokens.action_mask_BA).astype(jnp.float32)
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    out_shardings = (_state_shardings(config, tx, mesh), sharding.replicated(mesh))
-    return jax.jit(train_step, donate_argnums=0, out_shardings=out_shardings)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
 
 
 def _objective(

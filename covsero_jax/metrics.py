@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from covsero_jax import groups as groups_lib
 from covsero_jax.trajectory import Group
 
 
@@ -94,12 +95,10 @@ def rollout_metrics(groups: Sequence[Group], task_types: Sequence[str]) -> dict[
     `group/all_failed_share/<type>`: share of all-failed groups among this type's groups. `coverage/...`: mean first-visit
     rate of failed and of successful trajectories (0 when there are none).
     """
-    from covsero_jax.groups import first_visit_coverage
-
     trajectories = [t for group in groups for t in group.trajectories]
     steps = [s for t in trajectories for s in t.steps]
     all_failed = [not any(t.success for t in group.trajectories) for group in groups]
-    coverage = [first_visit_coverage(t) for t in trajectories]
+    coverage = [float(groups_lib.first_visit_coverage(t)) for t in trajectories]
     out = {
         'rollout/success_rate': np.mean([t.success for t in trajectories]),
         'rollout/steps': np.mean([len(t.steps) for t in trajectories]),

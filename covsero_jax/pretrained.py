@@ -127,15 +127,19 @@ def load_config(path: str | os.PathLike, **overrides) -> model.QwenConfig:
 
 
 def load_tokenizer(path: str | os.PathLike) -> Any:
-    """The folder's tokenizer (transformers' AutoTokenizer, never downloaded)."""
+    """The tokenizer that the folder's `tokenizer.json` describes, with its chat template (transformers' fast class).
+
+    Not AutoTokenizer: transformers 5 sees model_type qwen2 in config.json and then replaces the file's pre-tokenizer by
+    Qwen's own, which gives other ids for a folder with its own tokenizer. Qwen's own folders read the same either way.
+    """
     folder = pathlib.Path(path)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise PretrainedError(f'{folder}: no tokenizer here (none of {", ".join(_TOKENIZER_FILES[:2])}, ...)')
+    if not (folder / 'tokenizer.json').is_file():
+        raise PretrainedError(f'{folder}: no tokenizer.json here')
     import transformers  # here, not above: importing it takes seconds and only this function needs it
 
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # transformers raises whatever its parsers raise
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
         raise PretrainedError(f'{folder}: the tokenizer cannot be read ({type(error).__name__}: {error})') from error
     if (folder / 'config.json').is_file():
         _check_size(folder, len(tokenizer), load_config(folder))
@@ -277,17 +281,17 @@ def _get(params: model.Params, place: HFTensor, name: str, dtype: np.dtype) -> n
 
 def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
     """Copy the tokenizer files; give the special token ids, as the source's model files or its tokenizer say."""
-    files = [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]
-    if not files:
-        raise PretrainedError(f'{source}: no tokenizer files to take over')
-    for file in files:
-        shutil.copyfile(file, folder / file.name)
+    if not (source / 'tokenizer.json').is_file():
+        raise PretrainedError(f'{source}: no tokenizer.json to take over')
+    for file in (source / name for name in _TOKENIZER_FILES):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
     for name in ('generation_config.json', 'config.json'):
         if (source / name).is_file():
             stated = _read_json(source / name)
             if stated.get('eos_token_id') is not None:
                 return {key: stated[key] for key in _TOKEN_IDS if stated.get(key) is not None}
-    if not {'tokenizer.json', 'tokenizer_config.json'} <= {file.name for file in files}:
+    if not (source / 'tokenizer_config.json').is_file():
         return {}
     stated, vocabulary = _read_json(source / 'tokenizer_config.json'), _vocabulary(source)
     named = {key: stated.get(key.removesuffix('_id')) for key in _TOKEN_IDS}

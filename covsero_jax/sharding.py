@@ -31,7 +31,8 @@ def make_mesh(*, data: int = 1, fsdp: int | None = None) -> Mesh:
     fsdp = max(len(devices) // data, 1) if fsdp is None else fsdp
     if data * fsdp > len(devices):
         raise ValueError(f'mesh data={data} x fsdp={fsdp} needs {data * fsdp} devices, there are {len(devices)}')
-    return jax.make_mesh((data, fsdp), ('data', 'fsdp'), axis_types=(AxisType.Auto,) * 2, devices=devices[: data * fsdp])
+    devices = devices[: data * fsdp]
+    return jax.make_mesh((data, fsdp), ('data', 'fsdp'), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
 
 
 def shardings(mesh: Mesh, tree: PyTree) -> PyTree:
@@ -49,10 +50,21 @@ def shardings(mesh: Mesh, tree: PyTree) -> PyTree:
             raise ValueError(f'parameter {name!r} matches no rule of sharding.PARAM_RULES')
         for size, axis in zip(leaf.shape, spec, strict=False):
             if axis and size % mesh.shape[axis]:
-                raise ValueError(f'parameter {name!r} {leaf.shape}: {size} is not divisible by {axis}={mesh.shape[axis]}')
+                need = f'{size} is not divisible by {axis}={mesh.shape[axis]}'
+                raise ValueError(f'parameter {name!r} {leaf.shape}: {need}')
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
+
+
+def gather_embeddings(mesh: Mesh, params: PyTree) -> PyTree:
+    """Inside jit: have the embedding and the head whole on every device before a forward pass (FSDP's all-gather).
+
+    Looking tokens up in a table that is cut along the embedding dimension would leave all activations cut that way, and
+    every device would compute all rows. From a whole table they are split by rows, and XLA gathers layer by layer.
+    """
+    gathered = {name: params[name] for name in ('embed', 'lm_head') if name in params}
+    return params | jax.lax.with_sharding_constraint(gathered, replicated(mesh))
 
 
 def put_params(mesh: Mesh, params: PyTree) -> PyTree:

@@ -120,7 +120,7 @@ def table(native: Times, official: Times | None) -> str:
 def embedded_games() -> pathlib.Path:
     """Generated games of real size, one of each task type."""
     return alfworld_games.ensure_games(
-        alfworld_data.cache_folder(), difficulty=alfworld_games.DIFFICULTIES['real'], seed=0,
+        alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES['real'], seed=0,
         num_games={'train': 6, 'valid_seen': 6, 'valid_unseen': 6})
 
 

@@ -140,7 +140,7 @@ def check_embedded_games() -> Iterator[Finding]:
     """A few games of the embedded generator, written to the cache folder as a run writes its own."""
     from covsero_jax.envs import alfworld_data, alfworld_games
 
-    cache = alfworld_data.cache_folder()
+    cache = alfworld_data.cache_folder() / 'games'
     try:
         folder = alfworld_games.ensure_games(cache, difficulty=alfworld_games.DIFFICULTIES['tiny'], seed=0,
                                              num_games=dict.fromkeys(OFFICIAL_COUNTS, EMBEDDED_GAMES))

@@ -183,6 +183,7 @@ def advantages(rows: list[Row], o: Options) -> tuple[np.ndarray, collections.Cou
             lambda row, k=k: (row.task, row.history[-k - 1 :]) if len(row.history) > k else None,
             ddof=0,
         )
-        numerator += (k + 1) * level
-        denominator += (k + 1) * (level != 0)
+        weight = (k + 1) * (abs(level) > 1e-6)  # levels where this row is not at the mean
+        numerator += weight * level
+        denominator += weight
     return numerator / (denominator + 1e-6), counts

@@ -99,14 +99,15 @@ def test_estimators_work_under_vmap():
 
 def test_wrong_columns_are_refused():
     id_N = np.zeros(4, np.int32)
-    for score_N, id_N in [
+    score_N = np.zeros(4, np.float32)
+    for columns in [
         (np.zeros(4, np.int32), id_N),
         (np.zeros(5, np.float32), id_N),
-        (np.zeros((4, 1), np.float32), id_N),
-        (np.zeros(4, np.float32), np.zeros(4, np.float32)),
+        (score_N[:, None], id_N),
+        (score_N, id_N.astype(np.float32)),
     ]:
         with pytest.raises(AssertionError):
-            advantages.group_compare(score_N, id_N)
+            advantages.group_compare(*columns)
     with pytest.raises(ValueError, match="normalisation is 'std'"):
         advantages.make_compare(table_of(three_trajectories()), normalisation='std')
     with pytest.raises(ValueError, match="episode_stats is 'token'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -22,17 +23,16 @@ CONFIG = model.QwenConfig(
 
 
 def random_params(config: model.QwenConfig, seed: int = 0) -> model.Params:
-    """Initial weights plus noise, so that biases and norm scales matter."""
-    params = model.init_params(config, jax.random.key(seed))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [x + 0.2 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, noisy)
+    """Every leaf visibly random, so that biases and norm scales matter. NumPy, so that nothing compiles."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: model.init_params(config, key), jax.random.key(0))
+    return jax.tree.map(lambda x: rng.normal(0.0, 0.3, x.shape).astype(x.dtype), shapes)
 
 
+@functools.partial(jax.jit, static_argnames='config')
 def forward(params, tokens, mask, config=CONFIG):
-    position_BL, mask_BLL = model.positions_and_mask(jnp.asarray(mask))
-    return model.Qwen(config).apply({'params': params}, jnp.asarray(tokens), position_BL, mask_BLL)[0]
+    position_BL, mask_BLL = model.positions_and_mask(mask)
+    return model.Qwen(config).apply({'params': params}, tokens, position_BL, mask_BLL)[0]
 
 
 @pytest.mark.parametrize('name', ['tied', 'untied'])
@@ -62,12 +62,15 @@ def test_decode_matches_forward(num_layers):
     mask = np.arange(total)[None] >= np.array([0, 3, 6])[:, None]
     position_BL, mask_BLL = model.positions_and_mask(jnp.asarray(mask))
 
+    @jax.jit
+    def extend(tokens, position, mask, cache, start):
+        return model.Qwen(config).apply({'params': params}, tokens, position, mask, cache, start)
+
     cache = model.init_cache(config, 3, total)
     pieces = []
     for start, end in [(0, prompt), *((i, i + 1) for i in range(prompt, total))]:
-        hidden, cache = model.Qwen(config).apply(
-            {'params': params}, tokens[:, start:end], position_BL[:, start:end], mask_BLL[:, start:end], cache, start
-        )
+        span = slice(start, end)
+        hidden, cache = extend(tokens[:, span], position_BL[:, span], mask_BLL[:, span], cache, start)
         pieces.append(hidden)
     full = forward(params, tokens, mask, config)
     np.testing.assert_allclose(jnp.concatenate(pieces, 1)[mask], full[mask], atol=2e-5, rtol=0)
@@ -78,11 +81,12 @@ def test_causal_by_gradient():
     tokens = np.arange(8, dtype=np.int32)[None]  # every position its own embedding row
     mask = np.arange(8)[None] >= 2
 
-    def norm_at_5(embedding):
+    @jax.grad
+    def gradient_at_5(embedding):
         hidden = forward(params | {'embed': {'embedding': embedding}}, tokens, mask)
         return jnp.sum(jnp.sin(hidden[0, 5]))
 
-    gradient = np.abs(jax.grad(norm_at_5)(params['embed']['embedding'])).sum(axis=1)
+    gradient = np.abs(gradient_at_5(params['embed']['embedding'])).sum(axis=1)
     assert (gradient[2:6] > 1e-3).all()  # itself and the past
     assert (gradient[:2] == 0).all()  # padding
     assert (gradient[6:] == 0).all()  # the future
@@ -116,7 +120,8 @@ def test_attention_matches_jax_nn():
     mask = jax.random.bernoulli(keys[3], 0.4, (3, 5, 9)).at[:, :, 4].set(True)
 
     def value_and_grad(attention):
-        return jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(attention(*qkv))), argnums=(0, 1, 2))(q, k, v)
+        loss = lambda *qkv: jnp.sum(jnp.sin(attention(*qkv)))
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(q, k, v)
 
     ours = value_and_grad(lambda q, k, v: model.attention(q, k, v, mask))
     theirs = value_and_grad(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, mask=mask[:, None]))
@@ -127,13 +132,12 @@ def test_remat_changes_no_gradient():
     params = random_params(CONFIG)
     tokens = np.random.default_rng(2).integers(0, 40, (2, 6)).astype(np.int32)
     mask = np.ones((2, 6), bool)
-    gradients = [
-        jax.grad(lambda p, c=dataclasses.replace(CONFIG, remat=remat): jnp.sum(forward(p, tokens, mask, c) ** 3))(
-            params
-        )
-        for remat in (False, True)
-    ]
-    chex.assert_trees_all_close(*gradients, rtol=1e-4, atol=1e-4)
+
+    def gradient(remat):
+        config = dataclasses.replace(CONFIG, remat=remat)
+        return jax.grad(lambda p: jnp.sum(forward(p, tokens, mask, config) ** 3))(params)
+
+    chex.assert_trees_all_close(gradient(False), gradient(True), rtol=1e-4, atol=1e-4)
 
 
 def test_bfloat16_keeps_float32_logits():
@@ -147,6 +151,21 @@ def test_bfloat16_keeps_float32_logits():
     exact = model.project(params, forward(params, tokens, mask), CONFIG)
     error = np.abs(logits - exact).max() / np.abs(exact).max()
     assert 0 < error < 0.03  # bfloat16 has 8 bits
+
+
+def test_initial_weights():
+    config = dataclasses.replace(CONFIG, tie_embeddings=False, param_dtype='bfloat16')
+    params = jax.jit(model.init_params, static_argnums=0)(config, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        assert leaf.dtype == jnp.bfloat16
+        x = np.asarray(leaf, np.float32)
+        name = path[-1].key
+        if name in ('kernel', 'embedding'):
+            assert abs(x.std() / 0.02 - 1) < 0.15 and abs(x.mean()) < 0.005, path
+        else:
+            assert (x == (1.0 if name == 'scale' else 0.0)).all(), path
+    q = np.asarray(params['layers']['q']['kernel'], np.float32)
+    assert (q[0] != q[1]).mean() > 0.9  # layers differ
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -94,6 +95,11 @@ def hang() -> None:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_child() -> None:
+    subprocess.Popen(['sleep', '5'], close_fds=False)  # outlives its parent and inherits whatever can be inherited
+    die()
 
 
 def leave() -> None:

@@ -18,7 +18,13 @@ from covsero_jax import workers
 from covsero_jax.envs import base, keydoor
 
 COMMANDS = ('look', 'go east', 'xyzzy', 'look')
-FAULTS = {'die': 'killed by SIGKILL', 'hang': 'time limit', 'crash': 'divides by zero', 'leave': 'had enough'}
+FAULTS = {
+    'die': 'killed by SIGKILL',
+    'die_with_child': 'killed by SIGKILL',
+    'hang': 'time limit',
+    'crash': 'divides by zero',
+    'leave': 'had enough',
+}
 
 
 def play(pool: workers.WorkerPool) -> list[list[base.Observation | None]]:
@@ -67,13 +73,14 @@ def test_any_number_of_workers_gives_the_same(num_workers):
 
 
 @pytest.mark.parametrize(
-    ('num_workers', 'fault'), [(2, 'die'), (2, 'hang'), (2, 'crash'), (2, 'leave'), (0, 'crash'), (0, 'leave')]
+    ('num_workers', 'fault'),
+    [(2, 'die'), (2, 'die_with_child'), (2, 'hang'), (2, 'crash'), (2, 'leave'), (0, 'crash'), (0, 'leave')],
 )
 def test_a_failed_worker_continues_at_the_same_point(num_workers, fault, tmp_path, caplog):
     flag = tmp_path / 'flag'
     flag.write_text('passage/long')
     make_env = functools.partial(scripted.Faulty, getattr(scripted, fault), flag)
-    timeout_s = 2 if fault == 'hang' else 60
+    timeout_s = 2 if fault in ('hang', 'die_with_child') else 60
     with workers.WorkerPool(make_env, num_envs=8, num_workers=num_workers, timeout_s=timeout_s) as pool:
         assert play(pool) == undisturbed(8)
     assert not flag.exists()
@@ -119,6 +126,7 @@ def test_replay_that_differs_is_an_error(tmp_path):
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
         with pytest.raises(workers.WorkerError, match='one_door/near is not deterministic'):
             pool.step(['look'])
+        assert pool.reset([1])[0].task == keydoor.TASK  # a new episode does not need the old one
 
 
 def test_an_interrupted_step_is_not_half_done(tmp_path, caplog):

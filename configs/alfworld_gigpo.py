@@ -1,0 +1,14 @@
+"""GiGPO, ALFWorld.
+
+python -m experiments.train --config=configs/alfworld_gigpo.py          tiny preset: CPU, minutes
+python -m experiments.train --config=configs/alfworld_gigpo.py:1.5b     2 x H100 or v5p-8; published: 86.7 +- 1.7 % on valid_seen (arXiv 2505.10978)
+"""
+
+from configs import base
+
+
+def get_config(preset: str = 'tiny'):
+    config = base.get_config(preset)
+    config.experiment = 'alfworld_gigpo'
+    config.advantage.estimator = 'gigpo'
+    return config

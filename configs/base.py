@@ -1,0 +1,169 @@
+"""Every field of every experiment, one comment each. Experiment files change a few of them; presets change the scale.
+
+Presets (`--config=configs/<experiment>.py:<preset>`):
+  tiny   (default) generated games, the packaged tiny policy; learns on two CPU cores in minutes
+  smoke  the same, two short updates: does everything run?
+  1.5b   Qwen2.5-1.5B-Instruct at the papers' scale
+  7b     Qwen2.5-7B-Instruct at the papers' scale
+The papers' values are those of verl-agent's run scripts, which GiGPO, HGPO, GraphGPO, CovGPO and SERO share.
+"""
+
+from ml_collections import ConfigDict
+
+PRESETS = ('tiny', 'smoke', '1.5b', '7b')
+
+
+def get_config(preset: str = 'tiny') -> ConfigDict:
+    """All fields at the values of `preset`. Raises ValueError for one that does not exist."""
+    preset = preset or 'tiny'
+    if preset not in PRESETS:
+        raise ValueError(f'preset {preset!r} does not exist; there are {", ".join(PRESETS)}')
+    config = _paper()
+    config.preset = preset
+    if preset in ('tiny', 'smoke'):
+        _tiny(config)
+    if preset == 'smoke':
+        _smoke(config)
+    if preset == '7b':
+        config.model.path = 'models/Qwen2.5-7B-Instruct'
+        config.mesh.min_memory_gib = 320
+    return config
+
+
+def _paper() -> ConfigDict:
+    """ALFWorld with Qwen2.5-1.5B-Instruct, as published."""
+    c = ConfigDict()
+    c.preset = '1.5b'
+    c.experiment = ''  # set by the experiment file; part of the default workdir
+    c.seed = 0  # decides every random draw of a run
+    c.updates = 150  # rollout + learning rounds ("epochs" in the papers)
+
+    c.env = ConfigDict()
+    c.env.name = 'alfworld'
+    c.env.engine = 'native'  # 'native' (ours) | 'textworld' (official; pip install -e ".[alfworld]")
+    c.env.data = 'ALFWORLD_DATA'  # 'generated' | 'ALFWORLD_DATA' (the variable) | a folder with json_2.1.1/
+    c.env.difficulty = 'real'  # of generated games: tiny | small | medium | real
+    c.env.games_seed = 0  # of generated games; not the run's seed, so that seeds are compared on the same games
+    c.env.num_train = 1000  # generated games per split
+    c.env.num_valid = 100
+    c.env.train_split = 'train'
+    c.env.max_steps = 50  # per episode
+    c.env.success_reward = 10.0
+    c.env.num_workers = 16  # processes; 0 = inside this process
+    c.env.timeout_s = 60.0  # a worker that takes longer for one step is restarted
+
+    c.model = ConfigDict()
+    c.model.path = 'models/Qwen2.5-1.5B-Instruct'  # Hugging Face folder; '' = the packaged tiny policy
+    c.model.dtype = 'bfloat16'  # of matrix products; parameters are float32 masters
+    c.model.remat = True  # recompute layers in the backward pass
+
+    c.prompt = ConfigDict()
+    c.prompt.wording = 'full'  # 'full' (instruction-tuned models) | 'compact' (the tiny policy)
+    c.prompt.history = 2  # observation/action pairs shown
+    c.prompt.buckets = (512, 1024, 1536, 2048)  # prompt lengths that are compiled; the last is the limit
+    c.prompt.max_action = 512  # reply tokens
+
+    c.rollout = ConfigDict()
+    c.rollout.num_groups = 16  # tasks per update
+    c.rollout.group_size = 8  # episodes per task
+    c.rollout.temperature = 1.0
+    c.rollout.row_buckets = (32, 64, 128)  # batch sizes that are compiled
+    c.rollout.save_trajectories = 10  # write every n-th update's episodes (1 = all, 0 = none)
+
+    c.advantage = ConfigDict()
+    c.advantage.estimator = 'gigpo'  # advantages.ESTIMATORS
+    c.advantage.options = ConfigDict()  # keyword arguments of that estimator, e.g. step_weight
+    c.advantage.normalisation = 'mean_std'  # 'mean_std' | 'mean'
+    c.advantage.episode_stats = 'trajectory'  # 'trajectory' (papers' formula) | 'rows' (public code)
+    c.advantage.discount = 0.95  # of step returns
+    c.advantage.goal_discount = 0.1  # GraphGPO's omega
+    c.advantage.history_depth = 3  # HGPO: contexts of the last 1 .. history_depth observations
+    c.advantage.invalid_penalty = 0.1  # subtracted from the scores of a row whose reply is not valid
+    c.advantage.penalise = 'parsed'  # 'parsed' (format, as published) | 'admissible' (also illegal commands)
+
+    c.coverage = ConfigDict()  # coverage.CoverageConfig, whose docstring explains each
+    c.coverage.coverage_scale = 0.0  # lambda_aux; 0 = the base estimator alone
+    c.coverage.mode = 'deployed'
+    c.coverage.gate_tolerance = 1e-3
+    c.coverage.gate_on = 'task'
+    c.coverage.levels = ('trajectory', 'step')
+    c.coverage.q_fail_scope = 'level'
+    c.coverage.coverage_credit = 'trajectory'
+
+    c.loss = ConfigDict()  # learner.LossConfig
+    c.loss.clip_low = 0.2
+    c.loss.clip_high = 0.2
+    c.loss.dual_clip = 3.0
+    c.loss.kl_coef = 0.01  # towards the initial policy; 0 saves the reference pass
+    c.loss.entropy_coef = 0.001
+    c.loss.aggregation = 'token'  # 'token' | 'sequence' | 'trajectory'
+    c.loss.count_zero_rows = True
+    c.loss.chunk = 64  # reply positions whose logits exist at one time
+
+    c.optimizer = ConfigDict()  # learner.OptimizerConfig
+    c.optimizer.learning_rate = 1e-6
+    c.optimizer.warmup_steps = 0
+    c.optimizer.weight_decay = 0.01
+    c.optimizer.max_grad_norm = 1.0
+    c.learner = ConfigDict()
+    c.learner.minibatch = 256  # rows per optimizer step
+    c.learner.micro_batch = 32  # rows on the devices at one time
+    c.learner.epochs = 1  # passes over the rows of an update
+
+    c.mesh = ConfigDict()
+    c.mesh.data = 1  # copies of the parameters; all other devices share them (fsdp)
+    c.mesh.min_memory_gib = 64  # device memory below which the run refuses to start; 0 = do not check
+
+    c.eval = ConfigDict()
+    c.eval.every = 5  # updates; also before the first and after the last
+    c.eval.splits = ('valid_seen', 'valid_unseen')  # the first one chooses the best checkpoint
+    c.eval.temperature = 0.4
+    c.eval.num_envs = 128
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 5  # updates
+    c.checkpoint.keep = 2
+
+    c.debug = ConfigDict()
+    c.debug.check_invariants = False  # check the exact-zero gate in every update (chexify; slower)
+    c.debug.compilation_cache = True  # keep compiled programs under the cache folder for the next start
+    return c
+
+
+def _tiny(c: ConfigDict) -> None:
+    """Two CPU cores, minutes: small generated rooms and the packaged policy."""
+    c.updates = 40
+    c.env.data = 'generated'
+    c.env.difficulty = 'tiny'
+    c.env.num_train, c.env.num_valid = 600, 120
+    c.env.max_steps = 20
+    c.env.num_workers = 0
+    c.model.path = ''
+    c.model.dtype, c.model.remat = 'float32', False
+    c.prompt.wording = 'compact'
+    c.prompt.buckets = (128, 192, 256, 448)
+    c.prompt.max_action = 16
+    c.rollout.num_groups, c.rollout.group_size = 8, 8
+    c.rollout.row_buckets = (8, 32)
+    c.rollout.save_trajectories = 1
+    c.loss.kl_coef = 0.0  # the start is far from the goal: staying close to it is not wanted
+    c.loss.chunk = 16
+    c.optimizer.learning_rate = 3e-4
+    c.learner.minibatch, c.learner.micro_batch = 256, 64
+    c.mesh.min_memory_gib = 0
+    c.eval.every = 10
+    c.eval.num_envs = 32
+    c.checkpoint.every = 1
+
+
+def _smoke(c: ConfigDict) -> None:
+    c.updates = 2
+    c.env.num_train, c.env.num_valid = 24, 12
+    c.env.max_steps = 6
+    c.env.num_workers = 1
+    c.rollout.num_groups, c.rollout.group_size = 2, 4
+    c.learner.minibatch, c.learner.micro_batch = 32, 16
+    c.loss.kl_coef = 0.01
+    c.eval.every = 2
+    c.eval.num_envs = 12
+    c.debug.check_invariants = True

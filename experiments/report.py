@@ -1,0 +1,93 @@
+"""A run as a page: learning curves, the gate's work, time per phase, and some episodes to read.
+
+    python -m experiments.report RUN          (training writes it at its end, too)
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import pathlib
+import sys
+
+from covsero_jax import metrics
+
+PANELS = (
+    ('Success', 'share', {'rollouts': 'rollout/success_rate', 'valid_seen': 'eval/valid_seen/success_rate',
+                          'valid_unseen': 'eval/valid_unseen/success_rate'}),
+    ('Groups without contrast', 'share', {'all-failed task groups': 'group/all_failed_share',
+                                          'triggered (all levels)': 'gate/triggered_share'}),
+    ('First-visit coverage', 'rate', {'failed': 'coverage/failed', 'successful': 'coverage/successful'}),
+    ('Replies', 'share', {'format': 'rollout/parsed', 'admissible': 'rollout/admissible'}),
+    ('Policy', 'nats', {'entropy': 'loss/entropy', 'KL to start': 'loss/kl'}),
+    ('Seconds per update', 's', {phase: f'time/{phase}_s' for phase in (
+        'rollout', 'old_logprobs', 'ref_logprobs', 'learn', 'evaluate', 'save')}),
+)
+EPISODES = 6
+
+
+def plot(rows: list[dict[str, float]]) -> bytes:
+    """The panels as PNG."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(15, 8), constrained_layout=True)
+    for ax, (title, unit, series) in zip(axes.flat, PANELS, strict=True):
+        for label, name in series.items():
+            points = [(row['update'], row[name]) for row in rows if name in row]
+            if points:
+                ax.plot(*zip(*points, strict=True), marker='o' if len(points) < 15 else None, label=label)
+        ax.set_title(title)
+        ax.set_xlabel('update')
+        ax.set_ylabel(unit)
+        ax.grid(alpha=0.3)
+        if unit in ('share', 'rate'):
+            ax.set_ylim(0, 1.02)
+        if ax.lines:
+            ax.legend(fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=90)
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def episodes(run: pathlib.Path) -> str:
+    """The first episodes of the last update whose trajectories were written, as HTML."""
+    files = sorted((run / 'trajectories').glob('*.jsonl'))
+    if not files:
+        return '<p>No trajectories were written.</p>'
+    parts = [f'<p>{html.escape(files[-1].name)}</p>']
+    lines = files[-1].read_text().splitlines()
+    for line in lines[:: max(1, len(lines) // EPISODES)][:EPISODES]:
+        episode = json.loads(line)
+        rows = ''.join(
+            f'<tr><td>{html.escape(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
+            f'<td>{"" if step["admissible"] else "not admissible"}</td><td>{step["advantage"]:+.2f}'
+            f'{" (coverage)" if step["gate_open"] else ""}</td></tr>' for step in episode['steps'])
+        verdict = 'success' if episode['success'] else episode['stop_reason']
+        parts.append(f'<details><summary>{html.escape(episode["task"])}: {verdict}, {len(episode["steps"])} steps</summary>'
+                     f'<table><tr><th>observation</th><th>command</th><th></th><th>advantage</th></tr>{rows}</table></details>')
+    return '\n'.join(parts)
+
+
+def write(run: pathlib.Path) -> pathlib.Path:
+    """Write report.html and learning_curve.png into the run."""
+    picture = plot(metrics.read_metrics(run))
+    (run / 'learning_curve.png').write_bytes(picture)
+    page = (f'<!doctype html><meta charset="utf-8"><title>{html.escape(run.name)}</title><style>body{{font:15px sans-serif;'
+            'max-width:1200px;margin:2em auto}td,th{border-top:1px solid #ddd;padding:3px 8px;text-align:left;'
+            'vertical-align:top;white-space:pre-line}img{max-width:100%}</style>'
+            f'<h1>{html.escape(run.name)}</h1><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+            f'<h2>Episodes</h2>{episodes(run)}')
+    out = run / 'report.html'
+    out.write_text(page)
+    return out
+
+
+if __name__ == '__main__':
+    for name in sys.argv[1:]:
+        print(f'results: {write(pathlib.Path(name))}')

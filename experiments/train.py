@@ -1,0 +1,274 @@
+"""Train a policy:  python -m experiments.train --config=configs/alfworld_covgpo.py[:preset] [--workdir=FOLDER]
+
+Starting the same command again continues an interrupted run, exactly. Read `run` from top to bottom: it is the method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from covsero_jax import advantages, batch, checkpoint, coverage, groups, learner, metrics, rollout, sampler, sharding
+from experiments import evaluate, report, wiring
+
+_CONFIG = config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', 'experiment, optionally with :preset')
+_WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
+
+PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2}  # keeps the random draws of one update apart
+
+
+class Stop:
+    """Ctrl-C and SIGTERM ask the run to stop; it saves and leaves at the next moment when nothing is half done."""
+
+    class Requested(Exception):
+        pass
+
+    def __init__(self):
+        self.requested = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._request)
+
+    def _request(self, number, frame) -> None:
+        del frame
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: now
+        self.requested = True
+
+    def check(self, *_: Any) -> None:
+        if self.requested:
+            raise Stop.Requested
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The compiled programs of a run."""
+
+    advantages: Any  # StepTable -> (advantage_N, gate_N, gate metrics)
+    logprobs: Any  # (params, tokens) -> log-probs
+    train: Any  # (state, minibatch) -> (state, metrics)
+
+
+def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
+    """The whole job. See the module docstring."""
+    wiring.check(config)
+    wiring.use_compilation_cache(config.debug.compilation_cache)
+    policy = wiring.load_policy(config)
+    prompts = wiring.make_prompts(config, policy.tokenizer)
+    mesh = sharding.make_mesh(data=config.mesh.data)
+    optimizer = learner.make_optimizer(wiring.optimizer_config(config))
+    state = learner.create_state(policy.params, optimizer, mesh)
+    reference = sharding.put_params(mesh, policy.params) if config.loss.kl_coef else None
+    programs = make_programs(config, policy.config, optimizer, mesh)
+
+    num_envs = config.rollout.num_groups * config.rollout.group_size
+    saved = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
+    start, state, best = resume(config, workdir, saved, state, policy)
+    writer = metrics.MetricsWriter(workdir, resume_from=start)
+    timer, finished = metrics.Timer(), start
+    with (wiring.make_pool(config, config.env.train_split, num_envs) as pool,
+          evaluate.Evaluator(config, policy, prompts) as evaluator,
+          tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True) as bar):
+        try:
+            if start == 0:
+                measured = evaluator.run(state.params, update=0, check=stop.check)
+                best = measured[evaluator.selection]
+                writer.write(0, measured)
+                bar.write(f'before training: {evaluate.one_line(measured)}')
+            for update in range(start + 1, config.updates + 1):
+                stop.check()
+                with timer('rollout'):
+                    collected = collect(config, pool, policy, prompts, state.params, update, stop)
+                with timer('advantages'):
+                    rows = num_envs * config.env.max_steps
+                    table = build_table(config, collected, rows)
+                    advantage_N, gate_N, gate_metrics = jax.device_get(programs.advantages(table))
+                stop.check()  # from here on the update is completed: the state is being replaced
+                state, learn_metrics = learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update)
+                finished = update
+                measured = {**metrics.rollout_metrics(collected, pool.task_types), **gate_metrics, **learn_metrics}
+                if update % config.eval.every == 0 or update == config.updates:
+                    with timer('evaluate'):
+                        measured |= evaluator.run(state.params, update=update)
+                    bar.write(f'update {update}: {evaluate.one_line(measured)}')
+                with timer('save'):
+                    if measured.get(evaluator.selection, -1.0) > best:
+                        best = measured[evaluator.selection]
+                        saved.save(update, state, loop_position(config, policy, update, best), best=True)
+                    every = config.rollout.save_trajectories
+                    if every and update % every == 0:
+                        columns = {'advantage': advantage_N, 'coverage': table.coverage_N, 'gate_open': gate_N}
+                        path = workdir / 'trajectories' / f'update_{update:05d}.jsonl'
+                        metrics.write_trajectories(path, collected, pool.task_names, prompts.decode, columns)
+                    if update % config.checkpoint.every == 0 or update == config.updates:
+                        saved.save(update, state, loop_position(config, policy, update, best))
+                measured |= {**timer.take(), 'batch/prompts_cut': prompts.num_cut, 'compiled/programs': num_compiled(programs)}
+                writer.write(update, measured)
+                bar.update()
+                bar.set_postfix(success=f'{measured["rollout/success_rate"]:.0%}',
+                                all_failed=f'{measured["group/all_failed_share"]:.0%}',
+                                triggered=f'{measured["gate/triggered_share"]:.0%}')
+        except Stop.Requested:
+            saved.save(finished, state, loop_position(config, policy, finished, best))
+            bar.write(f'stopped after update {finished}; everything is saved, the same command continues')
+        finally:
+            writer.close()
+            saved.close()
+    report.write(workdir)
+    print(f'results: {workdir}/report.html (metrics.jsonl, trajectories/, checkpoints/, best/, tensorboard/)')
+
+
+def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
+    """Roll out this update's groups with the present parameters."""
+    task_ids = rollout.task_schedule(config.seed, update, num_tasks=len(pool.task_names),
+                                     num_groups=config.rollout.num_groups)
+    act = sampler.make_policy(
+        params, config=policy.config, key=draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
+        row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
+        temperature=config.rollout.temperature, eos_ids=(policy.tokenizer.eos_token_id,))
+    return rollout.collect_groups(pool, act, prompts, task_ids, group_size=config.rollout.group_size,
+                                  max_steps=config.env.max_steps, progress=stop.check)
+
+
+def build_table(config, collected, num_rows: int) -> groups.StepTable:
+    a = config.advantage
+    return groups.build_step_table(
+        collected, discount=a.discount, goal_discount=a.goal_discount, history_depth=a.history_depth,
+        num_rows=num_rows, invalid_penalty=a.invalid_penalty, penalise=a.penalise, goal_reward=config.env.success_reward)
+
+
+def learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update: int):
+    """The optimizer steps of one update. Old log-probs come from the training graph, before the first step."""
+    steps = [step for group in collected for t in group.trajectories for step in t.steps]
+    lengths = [len(t.steps) for group in collected for t in group.trajectories]
+    trajectory_id_N = np.repeat(np.arange(len(lengths)), lengths)
+    rng = np.random.default_rng([config.seed, update, PURPOSES['rows']])
+    minibatches = []
+    for _ in range(config.learner.epochs):
+        minibatches += batch.build_minibatches(
+            [s.prompt_tokens for s in steps], [s.action_tokens for s in steps], advantage_N[:len(steps)], trajectory_id_N,
+            minibatch=config.learner.minibatch, micro_batch=config.learner.micro_batch,
+            prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng)
+    minibatches = [sharding.put_batch(mesh, m) for m in minibatches]
+    with timer('old_logprobs'):
+        old = jax.block_until_ready([programs.logprobs(state.params, m.tokens) for m in minibatches])
+    ref = [None] * len(minibatches)
+    if reference is not None:
+        with timer('ref_logprobs'):
+            ref = jax.block_until_ready([programs.logprobs(reference, m.tokens) for m in minibatches])
+    all_metrics = []
+    with timer('learn'):
+        for minibatch, old_logprob_BA, ref_logprob_BA in zip(minibatches, old, ref, strict=True):
+            minibatch = minibatch.replace(old_logprob_BA=old_logprob_BA, ref_logprob_BA=ref_logprob_BA)
+            state, step_metrics = programs.train(state, minibatch)
+            all_metrics.append(step_metrics)
+        all_metrics = jax.device_get(all_metrics)
+    merged = {name: (max if name.endswith('_max') else np.sum if name == 'update/skipped' else np.mean)(
+        [m[name] for m in all_metrics]) for name in all_metrics[0]}
+    merged['batch/pad_fraction'] = batch.pad_fraction(jax.device_get(minibatches))
+    merged['batch/optimizer_steps'] = len(minibatches)
+    merged['batch/rows'] = len(steps)
+    return state, merged
+
+
+def make_programs(config, model_config, optimizer, mesh) -> Programs:
+    """Compile-once functions; estimator and gate are chosen here."""
+    options = wiring.coverage_config(config)
+    loss = wiring.loss_config(config)
+
+    def advantage_step(table: groups.StepTable):
+        compare = advantages.make_compare(table, normalisation=config.advantage.normalisation,
+                                          episode_stats=config.advantage.episode_stats)
+        compare = coverage.with_coverage(compare, table, options)
+        estimator = advantages.ESTIMATORS[config.advantage.estimator]
+        advantage_N, comparisons = estimator(table, compare, **config.advantage.options)
+        if config.debug.check_invariants:
+            for comparison in comparisons:
+                coverage.check_gate(comparison, mode=options.mode)
+        gate_N = jnp.stack([c.gate.open_N for c in comparisons]).any(axis=0)
+        summary = coverage.gate_metrics(comparisons)
+        triggered = sum(v for name, v in summary.items() if name.endswith('/triggered'))
+        total = sum(v for name, v in summary.items() if name.endswith('/groups'))
+        summary = {f'gate/{name}': value for name, value in summary.items()}
+        return advantage_N, gate_N, summary | {'gate/triggered_share': triggered / jnp.maximum(total, 1)}
+
+    compiled = jax.jit(advantage_step)
+    if config.debug.check_invariants:
+        compiled = chex.chexify(compiled, async_check=False)
+    return Programs(compiled, learner.make_logprob_step(model_config, loss, mesh),
+                    learner.make_train_step(model_config, loss, optimizer, mesh))
+
+
+def draw_key(seed: int, update: int, purpose: str) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), update), PURPOSES[purpose])
+
+
+def num_compiled(programs: Programs) -> int:
+    """Programs compiled so far for sampling and learning: it must stop growing after the first updates."""
+    return sum(f._cache_size() for f in (sampler.generate, programs.logprobs, programs.train))
+
+
+def loop_position(config, policy, update: int, best: float) -> dict[str, Any]:
+    return {'update': update, 'best': best, 'model': dataclasses.asdict(policy.config),
+            'model_folder': str(policy.folder), 'config': json.loads(config.to_json_best_effort())}
+
+
+def resume(config, workdir: pathlib.Path, saved: checkpoint.Checkpoints, state, policy):
+    """(finished updates, state, best so far) of the newest checkpoint in `workdir`, or of a new run."""
+    update = saved.latest()
+    if update is None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / 'config.json').write_text(config.to_json_best_effort(indent=1) + '\n')
+        return 0, state, -1.0
+    loop = saved.loop(update)
+    if loop['model'] != json.loads(json.dumps(dataclasses.asdict(policy.config))):
+        raise checkpoint.CheckpointError(
+            f'{workdir} holds a run of another model ({loop["model_folder"]}); choose another --workdir')
+    changed = _differences(loop['config'], json.loads(config.to_json_best_effort()))
+    if changed:
+        logging.warning('continuing %s with other settings than it began with: %s', workdir, ', '.join(changed))
+    print(f'continuing {workdir} after update {update}')
+    return update, saved.restore(update, state), loop['best']
+
+
+def _differences(old: dict, new: dict, prefix: str = '') -> list[str]:
+    out = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            out += _differences(a, b, f'{prefix}{name}.')
+        elif a != b:
+            out.append(f'{prefix}{name} {a!r} -> {b!r}')
+    return out
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f'unexpected arguments {argv[1:]}')
+    config = _CONFIG.value
+    workdir = pathlib.Path(_WORKDIR.value or wiring.default_workdir(config))
+    print(f'{config.experiment}, preset {config.preset} (others: {", ".join(_presets())}) on '
+          f'{jax.device_count()} x {jax.devices()[0].device_kind}; writing to {workdir}')
+    run(config, workdir, Stop())
+
+
+def _presets() -> Sequence[str]:
+    from configs import base
+
+    return base.PRESETS
+
+
+if __name__ == '__main__':
+    wiring.limit_preallocation()
+    app.run(main)

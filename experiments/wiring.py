@@ -1,0 +1,151 @@
+"""From a ConfigDict to the parts of a run: the only place where configuration meets the library.
+
+Everything that can be checked cheaply is checked here, before any long work starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import tqdm
+from ml_collections import ConfigDict
+
+from covsero_jax import advantages, coverage, learner, model, pretrained, prompts, workers
+from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
+
+TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run here; the message names the field and what to do."""
+
+
+class Policy(NamedTuple):
+    """A loaded model folder."""
+
+    folder: pathlib.Path
+    config: model.QwenConfig
+    params: model.Params
+    tokenizer: Any
+
+
+def use_compilation_cache(enabled: bool) -> None:
+    """Keep compiled programs for the next start. Call before anything is compiled."""
+    if enabled:
+        jax.config.update('jax_compilation_cache_dir', str(alfworld_data.cache_folder() / 'compiled'))
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+
+
+def check(config: ConfigDict) -> None:
+    """Fields that depend on each other or on this machine. Raises ConfigError."""
+    if config.env.name != 'alfworld':
+        raise ConfigError(f"env.name={config.env.name!r}; there is 'alfworld'")
+    if config.advantage.estimator not in advantages.ESTIMATORS:
+        raise ConfigError(f'advantage.estimator={config.advantage.estimator!r}; there are {", ".join(advantages.ESTIMATORS)}')
+    try:
+        coverage_config(config)
+        loss_config(config)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f'coverage or loss: {error}') from error
+    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % jax.device_count():
+        raise ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
+                          f'{config.learner.minibatch} and be divisible by the {jax.device_count()} devices')
+    if config.prompt.max_action % config.loss.chunk:
+        raise ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
+    if config.rollout.temperature <= 0:
+        raise ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
+    _check_model_folder(config)
+    _check_memory(config)
+
+
+def _check_model_folder(config: ConfigDict) -> None:
+    folder = model_folder(config)
+    if not (folder / 'config.json').is_file():
+        name = folder.name
+        raise ConfigError(
+            f'model.path: there is no model in {folder}.'
+            + (f' Download it once, for example: hf download Qwen/{name} --local-dir models/{name}'
+               if name.startswith('Qwen') else ' Give a Hugging Face Qwen2 folder with --config.model.path=FOLDER'))
+
+
+def _check_memory(config: ConfigDict) -> None:
+    need = config.mesh.min_memory_gib
+    if not need:
+        return
+    have = sum((device.memory_stats() or {}).get('bytes_limit', 0) for device in jax.devices()) / 2**30
+    if have < need:
+        kinds = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
+        raise ConfigError(
+            f'preset {config.preset} needs about {need} GiB of accelerator memory, this machine has {have:.0f} ({kinds}). '
+            f'The tiny preset runs anywhere; --config.mesh.min_memory_gib=0 starts regardless')
+
+
+def model_folder(config: ConfigDict) -> pathlib.Path:
+    return pathlib.Path(config.model.path) if config.model.path else TINY_POLICY
+
+
+def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Policy:
+    """The model folder of the configuration, or another one. Raises pretrained.PretrainedError."""
+    folder = folder or model_folder(config)
+    model_config, params = pretrained.load_folder(folder, dtype=config.model.dtype, remat=config.model.remat)
+    return Policy(folder, model_config, params, pretrained.load_tokenizer(folder))
+
+
+def data_folder(config: ConfigDict) -> str | None:
+    """Where the games are; the generated ones are written on first use. None = the variable ALFWORLD_DATA."""
+    if config.env.data == 'ALFWORLD_DATA':
+        return None
+    if config.env.data != 'generated':
+        return config.env.data
+    if config.env.difficulty not in alfworld_games.DIFFICULTIES:
+        raise ConfigError(f'env.difficulty={config.env.difficulty!r}; there are {", ".join(alfworld_games.DIFFICULTIES)}')
+    valid = config.env.num_valid
+    with tqdm.tqdm(desc='writing games', unit='game', leave=False, delay=1) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return str(alfworld_games.ensure_games(
+            alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES[config.env.difficulty],
+            seed=config.env.games_seed, progress=progress,
+            num_games={'train': config.env.num_train, 'valid_seen': valid, 'valid_unseen': valid}))
+
+
+def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: bool = False) -> workers.WorkerPool:
+    """Environments over one split. Evaluation pools are always built without an oracle."""
+    make_env = functools.partial(
+        alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
+        oracle=oracle, success_reward=config.env.success_reward)
+    return workers.WorkerPool(make_env, num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
+                              timeout_s=config.env.timeout_s)
+
+
+def make_prompts(config: ConfigDict, tokenizer: Any) -> prompts.ChatPrompts:
+    return prompts.ChatPrompts(tokenizer, wording=config.prompt.wording, history=config.prompt.history,
+                               max_prompt=max(config.prompt.buckets))
+
+
+def coverage_config(config: ConfigDict) -> coverage.CoverageConfig:
+    return coverage.CoverageConfig(**config.coverage)
+
+
+def loss_config(config: ConfigDict) -> learner.LossConfig:
+    return learner.LossConfig(**config.loss, temperature=config.rollout.temperature)
+
+
+def optimizer_config(config: ConfigDict) -> learner.OptimizerConfig:
+    return learner.OptimizerConfig(**config.optimizer)
+
+
+def default_workdir(config: ConfigDict) -> pathlib.Path:
+    return pathlib.Path('runs') / f'{config.experiment}-{config.preset}-seed{config.seed}'
+
+
+def limit_preallocation() -> None:
+    """JAX would take 75 % of a GPU at once, before it is known what is needed. Must run before JAX starts its backend."""
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')

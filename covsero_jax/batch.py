@@ -1,4 +1,4 @@
-"""What goes to the device: the table of scores, token batches, and the minibatches of an update.
+"""What goes to the device: token batches and the minibatches of an update.
 
 Suffix letters: N rows (environment steps) of one update, B rows of a device batch, M micro-batches, P prompt tokens,
 A action tokens, H history depth. -1 in an id column means "not compared".
@@ -11,27 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import chex
 import flax.struct
 import jax
 import numpy as np
 
 Array = jax.Array | np.ndarray
-
-
-@chex.dataclass(frozen=True)
-class StepTable:
-    """One row per environment step, small columns only: all that an advantage estimator reads. Scores are raw."""
-
-    group_id_N: Array  # int32, dense; -1 on padding
-    anchor_id_N: Array  # int32: same group and same observation
-    history_id_HN: Array  # int32: same group and same last k observations; -1 if the history is shorter
-    episode_return_N: Array  # float32: undiscounted
-    step_return_N: Array  # float32: discounted to the end
-    penalty_N: Array  # float32: invalid-action penalty of this row. Estimators subtract it, the gate ignores it.
-    goal_return_N: Array  # float32: goal_discount ** distance(next observation)
-    coverage_N: Array  # float32: first-visit rate of the trajectory, repeated on its rows
-    failed_N: Array  # bool: the trajectory ended with zero outcome
 
 
 @flax.struct.dataclass

@@ -14,7 +14,7 @@ import numpy as np
 
 from covsero_jax import rollout, workers
 from covsero_jax.prompts import PromptBuilder
-from covsero_jax.trajectory import Trajectory
+from covsero_jax.trajectory import Policy, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def manifest_hash(task_names: Sequence[str]) -> str:
 
 def evaluate(
     pool: workers.WorkerPool,
-    policy: rollout.Policy,
+    policy: Policy,
     prompts: PromptBuilder,
     task_names: Sequence[str],
     task_types: Sequence[str],

@@ -146,6 +146,13 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     return tokenizer
 
 
+def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
+    """What ends a reply: the tokenizer's eos first, then those of generation_config.json (Qwen2.5-Instruct has two)."""
+    file = pathlib.Path(path) / 'generation_config.json'
+    more = _read_json(file)['eos_token_id'] if file.is_file() and 'eos_token_id' in _read_json(file) else []
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]))
+
+
 def _open_tensors(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[Any, pathlib.Path]]:
     """Tensor name -> (open file, its path), from the index if there is one; the single file wins as in transformers."""
     single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'

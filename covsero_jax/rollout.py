@@ -16,23 +16,9 @@ import numpy as np
 from covsero_jax import workers
 from covsero_jax.envs import base
 from covsero_jax.prompts import PromptBuilder
-from covsero_jax.trajectory import Group, Step, Trajectory
+from covsero_jax.trajectory import Group, Policy, Step, Trajectory
 
 _TASK_ORDER = 0x7A5C  # keeps these draws apart from other draws with the same seed
-
-
-@dataclasses.dataclass(frozen=True)
-class SampledAction:
-    """One reply of the policy."""
-
-    tokens: np.ndarray  # int32 [a], as sampled; ends with eos unless truncated
-    logprobs: np.ndarray  # float32 [a], from the sampler
-    truncated: bool  # cut by the length limit
-
-
-# (prompts: n arrays int32 [p_i], row_ids: uint32 [n, 3] = (group, member, step)) -> n replies. The row id alone must
-# decide the randomness of a row, so that a reply does not depend on what else is in the batch.
-Policy = Callable[[Sequence[np.ndarray], np.ndarray], Sequence[SampledAction]]
 
 
 def task_schedule(seed: int, update: int, *, num_tasks: int, num_groups: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covsero_jax import model, rollout
+from covsero_jax import model, trajectory
 
 Array = jax.Array
 
@@ -122,7 +122,7 @@ def make_policy(
     max_new_tokens: int,
     temperature: float,
     eos_ids: tuple[int, ...],
-) -> rollout.Policy:
+) -> trajectory.Policy:
     """A `Policy` that pads prompts to one of `buckets` tokens and batches to one of `row_buckets` rows.
 
     So `generate` compiles at most len(buckets) * len(row_buckets) times, however ragged the calls are. More rows than
@@ -135,7 +135,7 @@ def make_policy(
         generate, config=config, max_new_tokens=max_new_tokens, temperature=temperature, eos_ids=tuple(eos_ids)
     )
 
-    def sample(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[rollout.SampledAction]:
+    def sample(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[trajectory.SampledAction]:
         rows = _bucket(row_buckets, len(prompts))
         prompt_BP, prompt_mask_BP = _left_pad(prompts, rows, _bucket(buckets, max(len(p) for p in prompts)))
         id_BI = np.zeros((rows, row_ids.shape[1]), np.uint32)
@@ -144,7 +144,7 @@ def make_policy(
         out = jax.device_get(run(params, prompt_BP, prompt_mask_BP, active_B, row_keys(key, id_BI)))
         return [_sampled_action(out, row, eos_ids) for row in range(len(prompts))]
 
-    def policy(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[rollout.SampledAction]:
+    def policy(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[trajectory.SampledAction]:
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         row_ids = np.asarray(row_ids, np.uint32)
         if row_ids.shape[:1] != lengths.shape:
@@ -155,7 +155,7 @@ def make_policy(
                 ' (the largest prompt bucket): shorten the prompt or add a bucket'
             )
         order = np.argsort(-lengths, kind='stable')
-        actions: list[rollout.SampledAction | None] = [None] * len(prompts)
+        actions: list[trajectory.SampledAction | None] = [None] * len(prompts)
         for start in range(0, len(prompts), row_buckets[-1]):
             chunk = order[start : start + row_buckets[-1]]
             for row, action in zip(chunk, sample([prompts[row] for row in chunk], row_ids[chunk]), strict=True):
@@ -178,7 +178,7 @@ def _left_pad(prompts: Sequence[np.ndarray], rows: int, length: int) -> tuple[np
     return prompt_BP, prompt_mask_BP
 
 
-def _sampled_action(out: Completion, row: int, eos_ids: Sequence[int]) -> rollout.SampledAction:
+def _sampled_action(out: Completion, row: int, eos_ids: Sequence[int]) -> trajectory.SampledAction:
     real_A = out.mask_BA[row]
     tokens = out.tokens_BA[row][real_A]
-    return rollout.SampledAction(tokens, out.logprobs_BA[row][real_A], truncated=int(tokens[-1]) not in eos_ids)
+    return trajectory.SampledAction(tokens, out.logprobs_BA[row][real_A], truncated=int(tokens[-1]) not in eos_ids)

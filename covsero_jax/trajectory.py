@@ -7,6 +7,7 @@ group is the trajectories that started from the same initial state of the same t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,3 +50,17 @@ class Group:
 
     task_id: int
     trajectories: tuple[Trajectory, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledAction:
+    """One reply of the policy."""
+
+    tokens: np.ndarray  # int32 [a], as sampled; ends with eos unless truncated
+    logprobs: np.ndarray  # float32 [a], from the sampler
+    truncated: bool  # cut by the length limit
+
+
+# (prompts: n arrays int32 [p_i], row_ids: uint32 [n, 3] = (group, member, step)) -> n replies. The row id alone must
+# decide the randomness of a row, so that a reply does not depend on what else is in the batch.
+Policy = Callable[[Sequence[np.ndarray], np.ndarray], Sequence[SampledAction]]

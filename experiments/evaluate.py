@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import tqdm
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, sharding, workers
@@ -53,7 +53,7 @@ class Evaluator:
             act = sampler.make_policy(
                 params, config=self._policy.config, key=key, buckets=config.prompt.buckets,
                 row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
-                temperature=config.eval.temperature, eos_ids=(self._policy.tokenizer.eos_token_id,))
+                temperature=config.eval.temperature, eos_ids=self._policy.eos_ids)
             with tqdm.tqdm(total=len(pool.task_names), desc=split, leave=False, delay=5) as bar:
 
                 def progress(_) -> None:
@@ -116,6 +116,7 @@ def checkpoint_params(config: ConfigDict, policy: wiring.Policy, workdir: pathli
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
     wiring.check(config)
     wiring.use_compilation_cache(config.debug.compilation_cache)
@@ -148,4 +149,5 @@ if __name__ == '__main__':
     _SPLITS = flags.DEFINE_list('splits', [], 'default: the configuration\'s eval.splits')
     _OUT = flags.DEFINE_string('out', '', 'default: evaluation.json in the workdir')
     wiring.limit_preallocation()
-    app.run(main)
+    with wiring.one_line_errors():
+        app.run(main)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from covsero_jax import pretrained
@@ -17,6 +17,7 @@ from experiments import evaluate, wiring
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
     policy = wiring.load_policy(config)
     params, update = evaluate.checkpoint_params(config, policy, pathlib.Path(_WORKDIR.value), _WHICH.value)
@@ -30,4 +31,5 @@ if __name__ == '__main__':
     _WHICH = flags.DEFINE_enum('which', 'best', ['best', 'latest'], 'which checkpoint of the run')
     _OUT = flags.DEFINE_string('out', None, 'folder to write; must not exist', required=True)
     _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'of the stored tensors')
-    app.run(main)
+    with wiring.one_line_errors():
+        app.run(main)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tqdm
-from absl import app, flags
+from absl import app, flags, logging
 
 from covsero_jax import model, pretrained, prompts
 from covsero_jax.envs import alfworld_games, alfworld_rooms
@@ -163,6 +163,7 @@ def make_optimizer(updates: int) -> optax.GradientTransformation:
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    logging.set_verbosity(logging.WARNING)
     out, seed = pathlib.Path(_OUT.value), _SEED.value
     games = [alfworld_games.generate_game(seed + 10_000, 'train', i, alfworld_games.DIFFICULTIES[_difficulty(i)])
              for i in tqdm.trange(_GAMES.value, desc='games')]

@@ -136,7 +136,7 @@ def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
     act = sampler.make_policy(
         params, config=policy.config, key=draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
         row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
-        temperature=config.rollout.temperature, eos_ids=(policy.tokenizer.eos_token_id,))
+        temperature=config.rollout.temperature, eos_ids=policy.eos_ids)
     return rollout.collect_groups(pool, act, prompts, task_ids, group_size=config.rollout.group_size,
                                   max_steps=config.env.max_steps, progress=stop.check)
 
@@ -256,6 +256,7 @@ def _differences(old: dict, new: dict, prefix: str = '') -> list[str]:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f'unexpected arguments {argv[1:]}')
+    logging.set_verbosity(logging.WARNING)  # orbax and JAX narrate every file they write
     config = _CONFIG.value
     workdir = pathlib.Path(_WORKDIR.value or wiring.default_workdir(config))
     print(f'{config.experiment}, preset {config.preset} (others: {", ".join(_presets())}) on '
@@ -271,4 +272,5 @@ def _presets() -> Sequence[str]:
 
 if __name__ == '__main__':
     wiring.limit_preallocation()
-    app.run(main)
+    with wiring.one_line_errors():
+        app.run(main)

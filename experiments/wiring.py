@@ -5,23 +5,36 @@ Everything that can be checked cheaply is checked here, before any long work sta
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import tqdm
 from ml_collections import ConfigDict
 
-from covsero_jax import advantages, coverage, learner, model, pretrained, prompts, workers
-from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
+from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, workers
+from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, alfworld_textworld
 
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
 class ConfigError(ValueError):
     """A configuration that cannot run here; the message names the field and what to do."""
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Errors that a user can mend end the program with their message, not with a traceback."""
+    try:
+        yield
+    except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
+            workers.WorkerError, ImportError) as error:
+        sys.exit(f'error: {error}')
 
 
 class Policy(NamedTuple):
@@ -31,6 +44,7 @@ class Policy(NamedTuple):
     config: model.QwenConfig
     params: model.Params
     tokenizer: Any
+    eos_ids: tuple[int, ...]  # what ends a reply: the tokenizer's end token, and those of generation_config.json
 
 
 def use_compilation_cache(enabled: bool) -> None:
@@ -60,6 +74,7 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
     _check_model_folder(config)
     _check_memory(config)
+    _check_games(config)
 
 
 def _check_model_folder(config: ConfigDict) -> None:
@@ -70,6 +85,15 @@ def _check_model_folder(config: ConfigDict) -> None:
             f'model.path: there is no model in {folder}.'
             + (f' Download it once, for example: hf download Qwen/{name} --local-dir models/{name}'
                if name.startswith('Qwen') else ' Give a Hugging Face Qwen2 folder with --config.model.path=FOLDER'))
+
+
+def _check_games(config: ConfigDict) -> None:
+    if config.env.engine not in alfworld.ENGINES:
+        raise ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
+    if config.env.engine == 'textworld':
+        alfworld_textworld.require()
+    for split in (config.env.train_split, *config.eval.splits):
+        alfworld_data.find_games(data_folder(config), split)
 
 
 def _check_memory(config: ConfigDict) -> None:
@@ -92,7 +116,8 @@ def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Polic
     """The model folder of the configuration, or another one. Raises pretrained.PretrainedError."""
     folder = folder or model_folder(config)
     model_config, params = pretrained.load_folder(folder, dtype=config.model.dtype, remat=config.model.remat)
-    return Policy(folder, model_config, params, pretrained.load_tokenizer(folder))
+    tokenizer = pretrained.load_tokenizer(folder)
+    return Policy(folder, model_config, params, tokenizer, pretrained.eos_ids(folder, tokenizer))
 
 
 def data_folder(config: ConfigDict) -> str | None:

@@ -40,6 +40,16 @@ def test_constant_group_is_exactly_zero():
             assert (advantage_N[:-2] == 0.0).all() and (advantage_N[-2:] != 0.0).all()
 
 
+def test_constant_group_of_trajectories_is_exactly_zero():
+    """Rows that share a vote: fractional weights round, and no mean of equal numbers need be that number."""
+    cases = [(value, size, rows) for value in CONSTANTS for size in (2, 8, 16) for rows in (3, 7, 50)]
+    score_N = np.float32(np.concatenate([np.full(size * rows, value) for value, size, rows in cases]))
+    weight_N = np.float32(np.concatenate([np.full(size * rows, 1 / rows) for _, size, rows in cases]))
+    id_N = np.repeat(np.arange(len(cases)), [size * rows for _, size, rows in cases]).astype(np.int32)
+    for compare in (advantages.group_compare, compare_jit):
+        assert (compare(score_N, id_N, weight_N=weight_N) == 0.0).all()
+
+
 def test_groups_are_centred_and_scaled():
     rng = np.random.default_rng(0)
     id_N = rng.integers(0, 10, 200).astype(np.int32)

@@ -308,7 +308,10 @@ def broken_gates():
     zero_base_N = np.where(row_N == 9, np.float32(0.0), base_N)
     return {
         'a: one bit more': ('(a)', good.replace(advantage_N=ulp_N)),
-        'a: minus zero': ('(a)', good.replace(advantage_N=negative_zero_N, base_N=zero_base_N)),
+        'a: minus zero': (
+            '(a)',
+            good.replace(advantage_N=negative_zero_N, base_N=zero_base_N, gate=good.gate.replace(kept_N=zero_base_N)),
+        ),
         'a: always on': ('(a)', good.replace(advantage_N=advantage_N + np.float32(0.1) * (row_N >= 9) * (row_N < 12))),
         'b: open where the base has contrast': (
             '(b)',

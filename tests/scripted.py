@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from covsero_jax import rollout
+from covsero_jax import trajectory
 from covsero_jax.envs import base, keydoor
 from covsero_jax.prompts import ParsedAction
 
@@ -49,27 +49,27 @@ class RandomPolicy:
         self.seed = seed
         self.rows: list[tuple[int, ...]] = []
 
-    def __call__(self, prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[rollout.SampledAction]:
+    def __call__(self, prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[trajectory.SampledAction]:
         self.rows += map(tuple, row_ids.tolist())
         return [self._reply(prompt, row_id) for prompt, row_id in zip(prompts, row_ids, strict=True)]
 
-    def _reply(self, prompt: np.ndarray, row_id: np.ndarray) -> rollout.SampledAction:
+    def _reply(self, prompt: np.ndarray, row_id: np.ndarray) -> trajectory.SampledAction:
         rng = np.random.default_rng([self.seed, *row_id.tolist()])
         admissible = json.loads(decode(prompt))[3]
         sensible = [command for command in admissible if command not in ('look', 'climb out of the window')]
         choices = sensible if sensible and rng.random() < 0.7 else [*admissible, 'xyzzy']
         text = ('do ' if rng.random() < 0.9 else '') + rng.choice(choices)
         tokens = encode(text + '.' * rng.integers(4))
-        return rollout.SampledAction(tokens, -rng.random(tokens.size, np.float32), bool(rng.random() < 0.1))
+        return trajectory.SampledAction(tokens, -rng.random(tokens.size, np.float32), bool(rng.random() < 0.1))
 
 
-def scripted_policy(scripts: dict[int, Sequence[str]]) -> rollout.Policy:
+def scripted_policy(scripts: dict[int, Sequence[str]]) -> trajectory.Policy:
     """Group g says `scripts[g][step]`, the last entry for ever."""
 
     def policy(prompts, row_ids):
         del prompts
         texts = [scripts[group][min(step, len(scripts[group]) - 1)] for group, _, step in row_ids.tolist()]
-        return [rollout.SampledAction(encode(text), np.zeros(len(text), np.float32), False) for text in texts]
+        return [trajectory.SampledAction(encode(text), np.zeros(len(text), np.float32), False) for text in texts]
 
     return policy
 

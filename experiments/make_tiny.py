@@ -22,11 +22,13 @@ import optax
 import tqdm
 from absl import app, flags, logging
 
+from configs import base
 from covsero_jax import model, pretrained, prompts
 from covsero_jax.envs import alfworld_games, alfworld_rooms
 from covsero_jax.envs.alfworld_engine import Game
 from covsero_jax.envs.alfworld_explorer import Explorer
 from covsero_jax.envs.base import Observation
+from experiments import evaluate, wiring
 
 _OUT = flags.DEFINE_string('out', None, 'folder to write', required=True)
 _UPDATES = flags.DEFINE_integer('updates', 1500, 'optimizer steps of behaviour cloning')
@@ -60,6 +62,24 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+CARD = """# A tiny Qwen2 policy for ALFWorld's texts
+
+The start of covsero_jax's embedded default: {parameters:.2f} M parameters, {sizes}. It is half-trained on purpose: it knows
+the reply format, copies names, and wins some easy games, so that reinforcement learning has a start and a way to go.
+
+Made by `python -m experiments.make_tiny --seed={seed} --games={games} --updates={updates}`: behaviour cloning of the scripted explorer
+(which sees only texts, never the hidden state) on {games} generated games, {episodes} searches each, {noise:.0%} random commands that
+are not imitated, {rows} rows. No ALFWorld data and no pretrained weights were used. Tokenizer: Qwen2's byte-level BPE,
+trained on the same texts. Prompt: the `compact` wording of `covsero_jax/prompts.py`. Licence: as the project's.
+
+Success within {max_steps} steps at temperature {temperature} on the generated validation games, each played once:
+
+```
+{table}
+```
+"""
 
 
 def write_tokenizer(folder: pathlib.Path, texts: Sequence[str], names: Sequence[str]) -> None:
@@ -176,7 +196,9 @@ def main(argv: Sequence[str]) -> None:
             for row in demonstrate(game, f'{seed}/{i}/{k}', builder)]
     lengths = [len(row.prompt) + len(row.reply) for row in rows]
     print(f'{len(rows)} rows of {np.mean(lengths):.0f} tokens (longest {max(lengths)})')
-    train(out, rows, seed, _UPDATES.value)
+    folder = train(out, rows, seed, _UPDATES.value)
+    write_card(folder, len(rows), seed)
+    print(f'results: {folder}')
 
 
 def object_names() -> list[str]:
@@ -190,8 +212,8 @@ def _difficulty(index: int) -> str:
     return 'medium' if index % 20 == 19 else 'small' if index % 20 >= 16 else 'tiny'
 
 
-def train(out: pathlib.Path, rows: Sequence[Row], seed: int, updates: int) -> None:
-    """Clone, and write OUT/update_N (a whole Hugging Face folder) every SAVE_EVERY updates."""
+def train(out: pathlib.Path, rows: Sequence[Row], seed: int, updates: int) -> pathlib.Path:
+    """Clone, and write OUT/update_N (a whole Hugging Face folder) every SAVE_EVERY updates; returns the last one."""
     vocabulary = len(pretrained.load_tokenizer(out / 'tokenizer'))
     config = model.QwenConfig(vocab_size=-(-vocabulary // 16) * 16, rope_theta=1e4, max_positions=4096, **SIZES)
     # The usual 0.02 suits wide models; at width 128 it is a slow start.
@@ -220,6 +242,20 @@ def train(out: pathlib.Path, rows: Sequence[Row], seed: int, updates: int) -> No
             folder = out / f'update_{update:05d}'
             pretrained.save_folder(folder, config, params, tokenizer_from=out / 'tokenizer')
             print(f'\n{folder}: loss {np.mean(losses[-50:]):.3f}', flush=True)
+    return folder
+
+
+def write_card(folder: pathlib.Path, num_rows: int, seed: int) -> None:
+    """README.md: how the policy was made and what it scores on the default's validation games."""
+    config = base.get_config('tiny')
+    policy = wiring.load_policy(config, folder)
+    with evaluate.Evaluator(config, policy, wiring.make_prompts(config, policy.tokenizer)) as evaluator:
+        results = evaluator.results(policy.params, seed=0)
+    parameters = sum(x.size for x in jax.tree.leaves(policy.params))
+    (folder / 'README.md').write_text(CARD.format(
+        parameters=parameters / 1e6, rows=num_rows, seed=seed, updates=folder.name.removeprefix('update_').lstrip('0'),
+        games=_GAMES.value, episodes=EPISODES, noise=NOISE, max_steps=config.env.max_steps,
+        temperature=config.eval.temperature, sizes=SIZES, table=evaluate.table(results)))
 
 
 if __name__ == '__main__':

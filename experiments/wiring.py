@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ import tqdm
 from ml_collections import ConfigDict
 
 from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, workers
-from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, alfworld_textworld
+from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
 
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
@@ -90,8 +91,8 @@ def _check_model_folder(config: ConfigDict) -> None:
 def _check_games(config: ConfigDict) -> None:
     if config.env.engine not in alfworld.ENGINES:
         raise ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
-    if config.env.engine == 'textworld':
-        alfworld_textworld.require()
+    if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
+        raise ConfigError("env.engine='textworld' is the official engine; install it with  pip install -e '.[alfworld]'")
     for split in (config.env.train_split, *config.eval.splits):
         alfworld_data.find_games(data_folder(config), split)
 

@@ -35,8 +35,8 @@ class Comparison:
     gate: object = None  # coverage.Gate
 
 
-# (level, score_N, id_N, *, ddof, gate_score_N) -> Comparison. `gate_score_N` is for scores whose being zero says nothing
-# about success (GraphGPO): the gate then reads this column in their place.
+# (level, score_N, id_N, *, ddof, gate_score_N) -> Comparison. `gate_score_N` is for scores that are not zero at failure
+# (GraphGPO): the gate then reads this column in their place.
 Compare = Callable[..., Comparison]
 
 

@@ -84,7 +84,7 @@ def zero_score(score_N: Array, id_N: Array, *, tolerance: float = 0.0) -> Array:
 def coverage_gate(score_N: Array, rank_N: Array, failed_N: Array, id_N: Array, *, tolerance: float = 0.0) -> Array:
     """bool_N: groups without a score whose coverage varies; `rank_N`, an integer, decides equality of coverage exactly.
 
-    tolerance 0 (ideal): every score is exactly 0 and every member failed. Above 0 (deployed): every |score| < tolerance.
+    tolerance 0 (ideal): every score is exactly 0 and every member failed. Else (deployed): every |score| < tolerance.
     """
     chex.assert_rank([score_N, rank_N, failed_N, id_N], 1)
     chex.assert_equal_shape([score_N, rank_N, failed_N, id_N])

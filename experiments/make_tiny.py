@@ -1,6 +1,6 @@
 """Make the tiny policy of the embedded default: a Hugging Face Qwen2 folder, cloned from the explorer on generated games.
 
-    python -m experiments.make_tiny --out=FOLDER            (about an hour on two cores; a folder every 250 updates)
+    python -m experiments.make_tiny --out=FOLDER            (about an hour on two cores; a folder every 1,000 updates)
 
 Deliberately half-trained: it should know the format, copy names, and win some easy games, so that RL has something to
 start from and something left to do. The model card in the folder says how it was made and what it scores.
@@ -31,19 +31,19 @@ from covsero_jax.envs.base import Observation
 from experiments import evaluate, wiring
 
 _OUT = flags.DEFINE_string('out', None, 'folder to write', required=True)
-_UPDATES = flags.DEFINE_integer('updates', 1500, 'optimizer steps of behaviour cloning')
+_UPDATES = flags.DEFINE_integer('updates', 8000, 'optimizer steps of behaviour cloning')
 _GAMES = flags.DEFINE_integer('games', 3000, 'generated games to demonstrate on')
 _SEED = flags.DEFINE_integer('seed', 0, 'seed of games, demonstrations and initial weights')
 
 SIZES = {'embed_dim': 128, 'mlp_dim': 256, 'num_layers': 2, 'num_heads': 4, 'num_kv_heads': 2, 'head_dim': 32}
 LEARNING_RATE = 3e-3
-ROWS = 64  # per optimizer step
+ROWS = 32  # per optimizer step
 MICRO_ROWS = 8  # of them at one time
 PROMPT_WEIGHT = 0.5  # language-model loss on the prompt: its many repeated names are what teaches copying
 NOISE = 0.1  # share of random commands in a demonstration, not imitated: the policy must see states off the path
 MAX_STEPS = 30
 EPISODES = 3  # demonstrations of a game, each with its own order of searching
-SAVE_EVERY = 250
+SAVE_EVERY = 1000
 LENGTHS = (96, 128, 160, 192, 224, 256, 320, 448)  # row lengths that are compiled
 
 

@@ -151,7 +151,7 @@ def test_levels_gate_on_their_own():
 
 
 def test_penalty_contrast_is_kept_and_the_fallback_added():
-    """gate_on=task: the advantage of the penalties, plus the fallback. gate_on=penalised: the penalties close the gate."""
+    """gate_on=task: the penalties' advantage plus the fallback. gate_on=penalised: the penalties close the gate."""
     table = table_of([group(trajectory('abcb', invalid={1}), trajectory('aabc'), trajectory('aaaa'))])
     penalties = base(table, 'grpo')
     fallback = gated(table_of([FAILED]), 'grpo')[0]
@@ -197,7 +197,7 @@ def test_without_the_score_gap_the_deployed_gate_interferes():
 
 
 def test_transition_credit_spares_the_no_op():
-    """Rows of anchor a: under the trajectory's rate the no-op of the better trajectory is credited, on its own it is not."""
+    """At anchor a the better trajectory's rate credits its no-op too; credit of its own transition does not."""
     table = table_of([group(trajectory('aabc'), trajectory('aaaa'))])
     config = CoverageConfig(mode='ideal', levels=('step',))
     inherited = gated(table, config=config)[0]

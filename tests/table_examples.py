@@ -59,7 +59,7 @@ def three_trajectories() -> list[Group]:
 def random_groups(
     seed: int, *, num_groups: int = 3, group_size: int = 4, max_steps: int = 8, tiny_rewards: bool = True
 ) -> list[Group]:
-    """Few observations, so that anchors repeat; most groups fail; some replies are invalid, some rewards odd or tiny."""
+    """Few observations, so that anchors repeat; most groups fail; some replies are invalid, some rewards are tiny."""
     rng = np.random.default_rng(seed)
     groups = []
     for g in range(num_groups):

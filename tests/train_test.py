@@ -33,7 +33,7 @@ def command(workdir, *flags: str, config: str = 'configs/alfworld_covgpo.py:smok
 
 def train(environment, workdir, *flags: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess:
     run = subprocess.run(command(workdir, *flags, **kwargs), cwd=ROOT, env=environment, capture_output=True, text=True,
-                         timeout=600)
+                         timeout=600, check=False)
     assert run.returncode == 0 or not check, run.stdout + run.stderr
     return run
 
@@ -150,6 +150,25 @@ def test_the_same_run_for_any_number_of_workers(environment, reference, tmp_path
 def test_another_seed_is_another_run(environment, reference, tmp_path):
     train(environment, tmp_path / 'run', '--config.seed=1')
     assert trajectories(tmp_path / 'run') != trajectories(reference)
+
+
+def job(environment, module: str, *flags: str) -> str:
+    run = subprocess.run([sys.executable, '-m', f'experiments.{module}', '--config=configs/alfworld_covgpo.py:smoke', *flags],
+                         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_an_exported_folder_scores_as_its_checkpoint(environment, reference, tmp_path):
+    job(environment, 'export', f'--workdir={reference}', '--which=latest', f'--out={tmp_path / "model"}')
+    out = job(environment, 'evaluate', f'--workdir={reference}', '--which=latest', f'--out={tmp_path / "a.json"}')
+    job(environment, 'evaluate', f'--model={tmp_path / "model"}', f'--out={tmp_path / "b.json"}')
+    a, b = (json.loads((tmp_path / name).read_text()) for name in ('a.json', 'b.json'))
+    assert a['splits'] == b['splits'] and set(a['splits']) == {'valid_seen', 'valid_unseen'}
+    assert a['splits']['valid_seen']['num_games'] == 12 and len(a['splits']['valid_seen']['manifest_hash']) == 64
+    last = metrics.read_metrics(reference)[-1]
+    assert last['eval/valid_seen/success_rate'] == a['splits']['valid_seen']['success_rate']
+    assert 'pick_two_obj_and_place' in out and '(0/2)' in out
 
 
 # ---- bad input: each is refused before any long work, by name

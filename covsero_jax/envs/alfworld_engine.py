@@ -55,7 +55,7 @@ class Goal:
     For 'light', `target_type` is the object to hold and `place_type` the lamp; else the receptacle to put it in.
     """
 
-    __slots__ = ('kind', 'target_type', 'place_type')
+    __slots__ = ('kind', 'place_type', 'target_type')
 
     def __init__(self, text: str):
         objects = re.findall(r'\(objecttype \?\w+ (\S+?)\)', text)

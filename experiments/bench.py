@@ -1,7 +1,7 @@
 """Times the ALFWorld engines on the same games and commands.
 
-python -m experiments.bench_alfworld                          the native engine on generated games
-python -m experiments.bench_alfworld --data=FOLDER --official   both engines on real games, and their ratio
+python -m experiments.bench                          the native engine on generated games
+python -m experiments.bench --data=FOLDER --official   both engines on real games, and their ratio
 
 Each figure is the median over games, one game per task type. What is timed: load = a game file to a game in its initial
 state; reset = an already loaded game to its first observation; step = a command to the next observation, admissible

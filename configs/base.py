@@ -77,6 +77,7 @@ def _paper() -> ConfigDict:
     c.advantage.episode_stats = 'trajectory'  # 'trajectory' (papers' formula) | 'rows' (public code)
     c.advantage.discount = 0.95  # of step returns
     c.advantage.goal_discount = 0.1  # GraphGPO's omega
+    c.advantage.distance_offset = 0  # GraphGPO: 0 as its public recipe, 1 as its paper
     c.advantage.history_depth = 3  # HGPO: contexts of the last 1 .. history_depth observations
     c.advantage.invalid_penalty = 0.1  # subtracted from the scores of a row whose reply is not valid
     c.advantage.penalise = 'parsed'  # 'parsed' (format, as published) | 'admissible' (also illegal commands)

@@ -145,7 +145,8 @@ def build_table(config, collected, num_rows: int) -> groups.StepTable:
     a = config.advantage
     return groups.build_step_table(
         collected, discount=a.discount, goal_discount=a.goal_discount, history_depth=a.history_depth,
-        num_rows=num_rows, invalid_penalty=a.invalid_penalty, penalise=a.penalise, goal_reward=config.env.success_reward)
+        num_rows=num_rows, invalid_penalty=a.invalid_penalty, penalise=a.penalise, goal_reward=config.env.success_reward,
+        distance_offset=a.distance_offset)
 
 
 def learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update: int):

@@ -1,4 +1,6 @@
-"""Regenerates tests/data/qwen_{tied,untied}.npz: weights, inputs and logits of transformers' own Qwen2ForCausalLM.
+"""Regenerates tests/data/qwen_*.npz: weights, inputs and logits of transformers' own Qwen2ForCausalLM.
+
+qwen_tied, qwen_untied: random models. qwen_tiny: the packaged policy, loaded as a user of transformers would.
 
 python tests/make_qwen_golden.py        (needs torch and transformers; the tests themselves need only the result)
 """
@@ -16,6 +18,11 @@ SIZES = {
     'tied': {'num_attention_heads': 4, 'num_key_value_heads': 2, 'num_hidden_layers': 3, 'rope_theta': 1e6},
     'untied': {'num_attention_heads': 6, 'num_key_value_heads': 2, 'num_hidden_layers': 2, 'rope_theta': 1e4},
 }
+
+TINY_PROMPT = (
+    'put a clean plate in cabinet\nYou arrive at countertop 12. On the countertop 12, you see a plate 2, and a mug 1.\n'
+    'go to cabinet 1\ngo to sinkbasin 1\ninventory\nlook\ntake plate 2 from countertop 12'
+)
 
 
 def make_golden(name: str, seed: int) -> dict[str, np.ndarray]:
@@ -50,8 +57,22 @@ def make_golden(name: str, seed: int) -> dict[str, np.ndarray]:
     return tensors | {'config': np.array(config_json), 'tokens': tokens, 'mask': mask, 'logits': logits.numpy()}
 
 
+def make_tiny_golden() -> dict[str, np.ndarray]:
+    """Token ids and logits of the packaged policy on one of its own prompts, through the Auto classes."""
+    folder = pathlib.Path(__file__).parent.parent / 'covsero_jax' / 'assets' / 'tiny'
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    message = {'role': 'user', 'content': TINY_PROMPT}
+    text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    tokens = np.array(tokenizer.encode(text, add_special_tokens=False))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(tokens[None])).logits[0].numpy()
+    return {'text': np.array(text), 'tokens': tokens, 'logits': logits.astype(np.float32)[-24:]}
+
+
 if __name__ == '__main__':
     data = pathlib.Path(__file__).parent / 'data'
     for seed, name in enumerate(SIZES):
         np.savez_compressed(data / f'qwen_{name}.npz', **make_golden(name, seed))
         print(f'wrote qwen_{name}.npz, {(data / f"qwen_{name}.npz").stat().st_size / 1024:.0f} KiB')
+    np.savez_compressed(data / 'qwen_tiny.npz', **make_tiny_golden())

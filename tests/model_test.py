@@ -17,6 +17,7 @@ import safetensors.numpy
 from covsero_jax import model, pretrained
 
 DATA = pathlib.Path(__file__).parent / 'data'
+TINY = pathlib.Path(__file__).parent.parent / 'covsero_jax' / 'assets' / 'tiny'
 CONFIG = model.QwenConfig(
     vocab_size=40, embed_dim=24, mlp_dim=40, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=8, rope_theta=1e4
 )
@@ -50,6 +51,18 @@ def test_matches_hf_golden(name, tmp_path):
     real = golden['mask']
     assert np.abs(golden['logits'][real]).max() > 3.0  # logits of ordinary size
     assert np.abs(logits - golden['logits'])[real].max() <= 2e-5
+
+
+def test_the_packaged_policy_is_the_same_in_transformers():
+    """If this fails after `make_tiny`, run tests/make_qwen_golden.py; else the model or the tokenizer changed."""
+    golden, folder = np.load(DATA / 'qwen_tiny.npz'), TINY
+    config, params = pretrained.load_folder(folder)
+    tokens = golden['tokens']
+    assert pretrained.load_tokenizer(folder).encode(str(golden['text']), add_special_tokens=False) == tokens.tolist()
+    hidden = forward(params, tokens[None].astype(np.int32), np.ones((1, len(tokens)), bool), config)
+    logits = np.asarray(model.project(params, hidden, config))[0, -len(golden['logits']):]
+    assert np.abs(golden['logits']).max() > 3.0
+    assert np.abs(logits - golden['logits']).max() <= 1e-4
 
 
 @pytest.mark.parametrize('num_layers', [2, 5])  # unrolled, and a loop over layers

@@ -1,0 +1,48 @@
+"""Every experiment file builds at every preset; the papers' presets hold the published values in every field."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+
+from configs import base
+from covsero_jax import advantages
+from experiments import wiring
+
+FILES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*_*.py') if path.stem[0] != '_')
+
+
+@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize('preset', base.PRESETS)
+def test_every_file_builds_at_every_preset(name, preset):
+    config = importlib.import_module(f'configs.{name}').get_config(preset)
+    assert config.experiment == name and config.preset == preset
+    assert config.advantage.estimator in advantages.ESTIMATORS
+    wiring.coverage_config(config), wiring.loss_config(config), wiring.optimizer_config(config)
+    assert set(config.keys()) == set(base.get_config(preset).keys())
+    assert config.prompt.max_action % config.loss.chunk == 0 and config.learner.minibatch % config.learner.micro_batch == 0
+
+
+def test_paper_presets_hold_the_published_values():
+    for preset in ('1.5b', '7b'):
+        c = base.get_config(preset)
+        assert (c.rollout.num_groups, c.rollout.group_size, c.env.max_steps, c.updates) == (16, 8, 50, 150)
+        assert (max(c.prompt.buckets), c.prompt.max_action, c.prompt.history, c.prompt.wording) == (2048, 512, 2, 'full')
+        assert (c.optimizer.learning_rate, c.loss.kl_coef, c.loss.entropy_coef, c.learner.minibatch) == (1e-6, 0.01, 0.001, 256)
+        assert (c.loss.clip_low, c.loss.clip_high, c.loss.dual_clip) == (0.2, 0.2, 3.0)
+        assert (c.advantage.discount, c.advantage.invalid_penalty, c.env.success_reward) == (0.95, 0.1, 10.0)
+        assert (c.rollout.temperature, c.eval.temperature, c.eval.every) == (1.0, 0.4, 5)
+        assert c.model.dtype == 'bfloat16' and c.optimizer.weight_decay == 0.01 and c.optimizer.max_grad_norm == 1.0
+
+
+def test_coverage_is_the_only_difference_between_gigpo_and_covgpo():
+    gigpo, covgpo = (importlib.import_module(f'configs.alfworld_{name}').get_config() for name in ('gigpo', 'covgpo'))
+    covgpo.experiment, covgpo.coverage.coverage_scale = gigpo.experiment, gigpo.coverage.coverage_scale
+    assert gigpo.to_json() == covgpo.to_json()
+
+
+def test_unknown_presets_list_those_that_exist():
+    with pytest.raises(ValueError, match='tiny, smoke'):
+        base.get_config('13b')

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import tqdm
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, sharding, workers
@@ -149,5 +149,4 @@ if __name__ == '__main__':
     _SPLITS = flags.DEFINE_list('splits', [], 'default: the configuration\'s eval.splits')
     _OUT = flags.DEFINE_string('out', '', 'default: evaluation.json in the workdir')
     wiring.limit_preallocation()
-    with wiring.one_line_errors():
-        app.run(main)
+    wiring.run_main(main)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import config_flags
 
 from covsero_jax import pretrained
@@ -31,5 +31,4 @@ if __name__ == '__main__':
     _WHICH = flags.DEFINE_enum('which', 'best', ['best', 'latest'], 'which checkpoint of the run')
     _OUT = flags.DEFINE_string('out', None, 'folder to write; must not exist', required=True)
     _DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'of the stored tensors')
-    with wiring.one_line_errors():
-        app.run(main)
+    wiring.run_main(main)

@@ -273,5 +273,4 @@ def _presets() -> Sequence[str]:
 
 if __name__ == '__main__':
     wiring.limit_preallocation()
-    with wiring.one_line_errors():
-        app.run(main)
+    wiring.run_main(main)

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import jax
 import tqdm
+from absl import app, flags
 from ml_collections import ConfigDict
 
 from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, workers
 from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
 
+QUOTES = '"\''
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
@@ -36,6 +38,21 @@ def one_line_errors() -> Iterator[None]:
     except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
             workers.WorkerError, ImportError) as error:
         sys.exit(f'error: {error}')
+
+
+def run_main(main) -> None:
+    """absl's app.run, with one line for an unknown configuration field and for errors that a user can mend."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            return flags.FLAGS(argv)
+        except AttributeError as error:
+            sys.exit(f'error: there is no configuration field {str(error).strip(QUOTES)}; configs/base.py lists them all')
+        except flags.Error as error:
+            sys.exit(f'error: {str(error).strip().splitlines()[-1].strip()}')
+
+    with one_line_errors():
+        app.run(main, flags_parser=parse)
 
 
 class Policy(NamedTuple):

@@ -175,7 +175,7 @@ def test_an_exported_folder_scores_as_its_checkpoint(environment, reference, tmp
 
 
 @pytest.mark.parametrize('flags, message', [
-    (['--config.rollout.groups=3'], 'groups'),
+    (['--config.rollout.groups=3'], 'no configuration field groups'),
     (['--config.model.path=absent/folder'], 'absent/folder'),
     (['--config.env.data=absent/data'], 'absent/data'),
     (['--config.advantage.estimator=ppo'], 'gigpo'),

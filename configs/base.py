@@ -112,7 +112,8 @@ def _paper() -> ConfigDict:
     c.learner.epochs = 1  # passes over the rows of an update
 
     c.mesh = ConfigDict()
-    c.mesh.data = 1  # copies of the parameters; all other devices share them (fsdp)
+    c.mesh.data = 1  # copies of the parameters
+    c.mesh.fsdp = 0  # devices that share one copy; 0 = all that are left
     c.mesh.min_memory_gib = 64  # device memory below which the run refuses to start; 0 = do not check
 
     c.eval = ConfigDict()
@@ -137,12 +138,12 @@ def _tiny(c: ConfigDict) -> None:
     c.env.data = 'generated'
     c.env.difficulty = 'tiny'
     c.env.num_train, c.env.num_valid = 600, 120
-    c.env.max_steps = 20
+    c.env.max_steps = 30
     c.env.num_workers = 0
     c.model.path = ''
     c.model.dtype, c.model.remat = 'float32', False
     c.prompt.wording = 'compact'
-    c.prompt.buckets = (128, 192, 256, 448)
+    c.prompt.buckets = (96, 128, 160, 192, 224, 256, 320, 448)
     c.prompt.max_action = 16
     c.rollout.num_groups, c.rollout.group_size = 8, 8
     c.rollout.row_buckets = (8, 32)
@@ -150,7 +151,9 @@ def _tiny(c: ConfigDict) -> None:
     c.loss.kl_coef = 0.0  # the start is far from the goal: staying close to it is not wanted
     c.loss.chunk = 16
     c.optimizer.learning_rate = 3e-4
-    c.learner.minibatch, c.learner.micro_batch = 256, 8  # small micro-batches stay in the CPU's cache
+    c.learner.minibatch = 256
+    c.learner.micro_batch = 4  # a program's buffers stay below 32 MiB; above, malloc maps fresh pages at every call
+    c.mesh.fsdp = 1  # the tiny policy gains nothing from a second device
     c.mesh.min_memory_gib = 0
     c.eval.every = 10
     c.eval.num_envs = 32

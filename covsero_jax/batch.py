@@ -1,15 +1,16 @@
 """What goes to the device: token batches and the minibatches of an update.
 
-Suffix letters: N rows (environment steps) of one update, B rows of a device batch, M micro-batches, P prompt tokens,
-A action tokens, H history depth. -1 in an id column means "not compared".
+Suffix letters: N rows (environment steps) of one update, B rows of a micro-batch, P prompt tokens, A action tokens,
+H history depth. -1 in an id column means "not compared".
 
-Shapes never follow the data. (P, A) come from short fixed lists, once per update, and every optimizer step sees exactly
-`minibatch` rows as [M, B, ...], so a run compiles its train step once per bucket, not once per batch.
+A minibatch is the rows of one optimizer step, drawn at random; it is a tuple of micro-batches [B, ...], in which rows of
+similar length stand together so that little is padded. Shapes never follow the data: B is fixed and (P, A) come from short
+fixed lists, so a run compiles its programs once per bucket, not once per batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flax.struct
 import jax
@@ -33,13 +34,16 @@ class TokenBatch:
 
 @flax.struct.dataclass
 class PolicyBatch:
-    """One minibatch [M, B, ...] of the policy loss. None = not computed; the train step refuses what it needs."""
+    """One micro-batch of the policy loss. None = not computed; the train step refuses what it needs."""
 
     tokens: TokenBatch
     advantage_B: Array  # float32
     trajectory_tokens_B: Array | None = None  # float32: action tokens of the row's whole trajectory in this update
     old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
     ref_logprob_BA: Array | None = None  # float32: by the reference policy; needed when kl_coef > 0
+
+
+Minibatch = tuple[PolicyBatch, ...]
 
 
 def choose_bucket(lengths: Sequence[int], buckets: Sequence[int], name: str) -> int:
@@ -84,11 +88,14 @@ def build_minibatches(
     prompt_buckets: Sequence[int],
     action_buckets: Sequence[int],
     rng: np.random.Generator,
-) -> list[PolicyBatch]:
-    """The minibatches of one update: N rows in random order, each exactly once, as [minibatch / micro_batch, micro_batch, ...].
+) -> list[Minibatch]:
+    """The minibatches of one update: N rows in random order, each exactly once, `minibatch` of them per optimizer step.
 
-    Only the last minibatch has padding rows, at its end. `rng` is seeded by the caller from (seed, update, purpose).
-    ValueError for columns of unequal length, an empty row, a row longer than every bucket, or an uneven micro-batch.
+    Which rows share an optimizer step is drawn without regard to their length. Inside a minibatch they are sorted by
+    prompt length, longest first, and cut into micro-batches of `micro_batch` rows, each with the smallest buckets that
+    hold it. The last minibatch has what is left; only its last micro-batch, the cheapest, has padding rows, at its end.
+    `rng` is seeded by the caller from (seed, update, purpose). ValueError for columns of unequal length, an empty row, a
+    row longer than every bucket, or a `minibatch` that is no multiple of `micro_batch`.
     """
     num_rows = len(prompts)
     if minibatch % micro_batch:
@@ -96,39 +103,50 @@ def build_minibatches(
     if not len(actions) == len(advantage_N) == len(trajectory_id_N) == num_rows:
         sizes = (num_rows, len(actions), len(advantage_N), len(trajectory_id_N))
         raise ValueError(f'prompts, actions, advantages and trajectory ids have different lengths: {sizes}')
-    prompt_lens, action_lens = [[len(tokens) for tokens in column] for column in (prompts, actions)]
-    for name, lengths in (('prompt', prompt_lens), ('action', action_lens)):
-        if 0 in lengths:
-            raise ValueError(f'row {lengths.index(0)} has no {name} tokens')
-    prompt_len = choose_bucket(prompt_lens, prompt_buckets, 'prompt')
-    action_len = choose_bucket(action_lens, action_buckets, 'action')
+    prompt_len_N = _row_lengths(prompts, prompt_buckets, 'prompt')
+    action_len_N = _row_lengths(actions, action_buckets, 'action')
     _, inverse_N = np.unique(trajectory_id_N, return_inverse=True)
-    trajectory_tokens_N = np.bincount(inverse_N, weights=action_lens)[inverse_N] if num_rows else np.zeros(0)
+    trajectory_tokens_N = np.bincount(inverse_N, weights=action_len_N)[inverse_N] if num_rows else np.zeros(0)
 
-    order = rng.permutation(num_rows)
-    batches = []
-    for start in range(0, num_rows, minibatch):
-        rows = order[start : start + minibatch]
-        flat = PolicyBatch(
+    def build_micro(rows: np.ndarray) -> PolicyBatch:
+        return PolicyBatch(
             tokens=build_tokens(
                 [prompts[row] for row in rows],
                 [actions[row] for row in rows],
-                num_rows=minibatch,
-                prompt_len=prompt_len,
-                action_len=action_len,
+                num_rows=micro_batch,
+                prompt_len=choose_bucket(prompt_len_N[rows], prompt_buckets, 'prompt'),
+                action_len=choose_bucket(action_len_N[rows], action_buckets, 'action'),
             ),
-            advantage_B=_pad_rows(advantage_N[rows], minibatch, 0.0),
-            trajectory_tokens_B=_pad_rows(trajectory_tokens_N[rows], minibatch, 1.0),
+            advantage_B=_pad_rows(advantage_N[rows], micro_batch, 0.0),
+            trajectory_tokens_B=_pad_rows(trajectory_tokens_N[rows], micro_batch, 1.0),
         )
-        batches.append(jax.tree.map(lambda x: x.reshape(-1, micro_batch, *x.shape[1:]), flat))
-    return batches
+
+    order = rng.permutation(num_rows)
+    minibatches = []
+    for rows in _cut(order, minibatch):
+        longest_first = rows[np.argsort(-prompt_len_N[rows], kind='stable')]
+        minibatches.append(tuple(build_micro(micro_rows) for micro_rows in _cut(longest_first, micro_batch)))
+    return minibatches
 
 
-def pad_fraction(batches: Sequence[PolicyBatch]) -> float:
+def pad_fraction(micro_batches: Iterable[PolicyBatch]) -> float:
     """Share of token slots that hold padding: what a packed layout could save at most."""
-    masks = [mask for batch in batches for mask in (batch.tokens.prompt_mask_BP, batch.tokens.action_mask_BA)]
+    masks = [mask for micro in micro_batches for mask in (micro.tokens.prompt_mask_BP, micro.tokens.action_mask_BA)]
     slots = sum(mask.size for mask in masks)
     return 1.0 - sum(int(np.sum(mask)) for mask in masks) / slots if slots else 0.0
+
+
+def _row_lengths(column: Sequence[np.ndarray], buckets: Sequence[int], name: str) -> np.ndarray:
+    """Tokens of every row. ValueError names an empty row, or one that no bucket holds, by its number in the update."""
+    length_N = np.array([len(tokens) for tokens in column], int)
+    if 0 in length_N:
+        raise ValueError(f'row {np.argmin(length_N)} has no {name} tokens')
+    choose_bucket(length_N, buckets, name)
+    return length_N
+
+
+def _cut(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _pad_rows(column_N: np.ndarray, num_rows: int, value: float) -> np.ndarray:

@@ -1,21 +1,23 @@
 """The compiled training programs: log-probabilities of actions, and the policy update.
 
-One update of a minibatch [M, B, ...] is one program: scan over the M micro-batches, add up gradients of sums that were
-divided by the counts of the *whole* minibatch, clip, AdamW on float32 master weights. Hence the update does not depend on
-how the rows are split into micro-batches, padded, or spread over devices.
+One update of a minibatch adds up, micro-batch by micro-batch, gradients of sums that were divided by the counts of the
+*whole* minibatch; then clip, AdamW on float32 master weights. Hence the update does not depend on how the rows are split
+into micro-batches, padded, or spread over devices. Each micro-batch has its own (P, A), and one program per (P, A) serves
+all; nothing waits for the device until the caller fetches the metrics.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -25,6 +27,11 @@ from covsero_jax.batch import PolicyBatch, TokenBatch
 Array = jax.Array
 PyTree = Any
 Metrics = dict[str, Array]
+
+METRICS = (  # of the loss; each is a sum over micro-batches, or a maximum if its name says so
+    'loss/total', 'loss/policy', 'loss/kl', 'loss/entropy', 'loss/clip_fraction', 'loss/old_kl', 'loss/ratio_max',
+    'batch/action_tokens',
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,63 +139,97 @@ def token_logprobs(
 
 
 def make_logprob_step(config: model.QwenConfig, loss: LossConfig, mesh: Mesh) -> Callable[[PyTree, TokenBatch], Array]:
-    """Compiled (params, tokens [M, B, ...]) -> log-probs [M, B, A]: the old and reference log-probs of a minibatch."""
+    """Compiled (params, tokens [B, ...]) -> log-probs [B, A]: the old and reference log-probs of a micro-batch."""
 
     def logprob_step(params: PyTree, tokens: TokenBatch) -> Array:
-        def micro(micro_tokens: TokenBatch) -> Array:
-            kwargs = {'config': config, 'temperature': loss.temperature, 'chunk': loss.chunk}
-            return token_logprobs(params, micro_tokens, **kwargs)[0]
-
         params = sharding.gather_embeddings(mesh, params)
-        return jax.lax.map(micro, jax.lax.with_sharding_constraint(tokens, sharding.batch_sharding(mesh)))
+        tokens = jax.lax.with_sharding_constraint(tokens, sharding.batch_sharding(mesh))
+        return token_logprobs(params, tokens, config=config, temperature=loss.temperature, chunk=loss.chunk)[0]
 
     return jax.jit(logprob_step, out_shardings=sharding.batch_sharding(mesh))
 
 
-def make_train_step(
-    config: model.QwenConfig, loss: LossConfig, tx: optax.GradientTransformation, mesh: Mesh
-) -> Callable[[TrainState, PolicyBatch], tuple[TrainState, Metrics]]:
-    """Compiled (state, minibatch [M, B, ...]) -> (state, metrics). The old state's buffers are reused: do not keep it.
+class Sums(NamedTuple):
+    """What a minibatch adds up over its micro-batches, on the devices."""
+
+    grads: PyTree  # float32, sharded as the parameters
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """(state, minibatch) -> (state, metrics); made by `make_train_step`. The old state's buffers are reused: drop it.
 
     A gradient that is not finite changes neither parameters nor optimizer, and is counted in `update/skipped`.
-    ValueError when the minibatch lacks a column that `loss` needs.
+    ValueError when a micro-batch lacks a column that the loss needs.
     """
+
+    loss: LossConfig
+    start: Any  # compiled () -> an empty Sums
+    accumulate: Any  # compiled (params, Sums, micro-batch, counts) -> Sums, one program per (P, A)
+    apply: Any  # compiled (state, Sums) -> (state, metrics)
+
+    def __call__(self, state: TrainState, minibatch: Sequence[PolicyBatch]) -> tuple[TrainState, Metrics]:
+        for micro in minibatch:
+            _check_columns(micro, self.loss)
+        counts = _counts(minibatch, self.loss)
+        sums = self.start()
+        for micro in minibatch:
+            sums = self.accumulate(state.params, sums, micro, counts)
+        return self.apply(state, sums)
+
+    def num_compiled(self) -> int:
+        return sum(program._cache_size() for program in (self.start, self.accumulate, self.apply))
+
+
+def make_train_step(
+    config: model.QwenConfig, loss: LossConfig, tx: optax.GradientTransformation, mesh: Mesh
+) -> TrainStep:
+    """The programs of one optimizer step, compiled at their first use."""
     state_shardings = _state_shardings(config, tx, mesh)
+    replicated = sharding.replicated(mesh)
+    sums_shardings = Sums(state_shardings.params, replicated)
 
-    def train_step(state: TrainState, policy: PolicyBatch) -> tuple[TrainState, Metrics]:
-        _check_columns(policy, loss)
-        policy = jax.lax.with_sharding_constraint(policy, sharding.batch_sharding(mesh))
-        counts = _counts(policy, loss)
+    def start() -> Sums:
+        params = jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0)).params
+        return Sums(jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in METRICS})
 
-        def micro_step(grads: PyTree, micro: PolicyBatch) -> tuple[PyTree, Metrics]:
-            def objective(params: PyTree) -> tuple[Array, Metrics]:
-                params = sharding.gather_embeddings(mesh, params)
-                return _objective(params, micro, counts, config=config, loss=loss)
+    def accumulate(params: PyTree, sums: Sums, micro: PolicyBatch, counts: Array) -> Sums:
+        micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
 
-            micro_grads, metrics = jax.grad(objective, has_aux=True)(state.params)
-            grads = jax.tree.map(jnp.add, grads, micro_grads)
-            return jax.lax.with_sharding_constraint(grads, state_shardings.params), metrics
+        def objective(params: PyTree) -> tuple[Array, Metrics]:
+            params = sharding.gather_embeddings(mesh, params)
+            return _objective(params, micro, counts, config=config, loss=loss)
 
-        grads, metrics_M = jax.lax.scan(micro_step, jax.tree.map(jnp.zeros_like, state.params), policy)
+        grads, metrics = jax.grad(objective, has_aux=True)(params)
+        grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+        for name, so_far in sums.metrics.items():
+            metrics[name] = jnp.maximum(so_far, metrics[name]) if name.endswith('_max') else so_far + metrics[name]
+        return Sums(jax.tree.map(jnp.add, sums.grads, grads), metrics)
+
+    def apply(state: TrainState, sums: Sums) -> tuple[TrainState, Metrics]:
+        grads = sums.grads
         grad_norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)))
         finite = jnp.isfinite(grad_norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         new = (optax.apply_updates(state.params, updates), opt_state)
         params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, (state.params, state.opt_state))
-        metrics = {name: jnp.max(x_M) if name.endswith('_max') else jnp.sum(x_M) for name, x_M in metrics_M.items()}
-        metrics['update/grad_norm'] = grad_norm
-        metrics['update/skipped'] = 1.0 - finite.astype(jnp.float32)
-        metrics['batch/action_tokens'] = jnp.sum(policy.tokens.action_mask_BA).astype(jnp.float32)
+        metrics = sums.metrics | {'update/grad_norm': grad_norm, 'update/skipped': 1.0 - finite.astype(jnp.float32)}
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
+    return TrainStep(
+        loss=loss,
+        start=jax.jit(start, out_shardings=sums_shardings),
+        accumulate=jax.jit(accumulate, donate_argnums=1, out_shardings=sums_shardings),
+        apply=jax.jit(apply, donate_argnums=0, out_shardings=(state_shardings, replicated)),
+    )
 
 
 def _objective(
-    params: PyTree, micro: PolicyBatch, counts: tuple[Array, Array], *, config: model.QwenConfig, loss: LossConfig
+    params: PyTree, micro: PolicyBatch, counts: Array, *, config: model.QwenConfig, loss: LossConfig
 ) -> tuple[Array, Metrics]:
     """This micro-batch's share of the minibatch loss, and of its metrics. They add up over micro-batches (maxima apart)."""
-    policy_count, count = counts
+    policy_count, count = counts[0], counts[1]
     mask_BA = micro.tokens.action_mask_BA
     weight_B = losses.row_weights(mask_BA, micro.trajectory_tokens_B, aggregation=loss.aggregation)
     logprob_BA, entropy_BA = token_logprobs(
@@ -219,19 +260,24 @@ def _objective(
         'loss/clip_fraction': total(clipped_BA.astype(jnp.float32)) / count,
         'loss/old_kl': total(losses.kl_penalty(logprob_BA, old_logprob_BA)) / count,
         'loss/ratio_max': jnp.max(jnp.exp(losses.log_ratio(logprob_BA, old_logprob_BA))),
+        'batch/action_tokens': jnp.sum(mask_BA).astype(jnp.float32),
     }
     return objective, metrics
 
 
-def _counts(policy: PolicyBatch, loss: LossConfig) -> tuple[Array, Array]:
-    """Denominators over the whole minibatch, (policy term, everything else). They do not depend on the parameters."""
-    mask_MBA = policy.tokens.action_mask_BA
-    weight_MB = losses.row_weights(mask_MBA, policy.trajectory_tokens_B, aggregation=loss.aggregation)
-    policy_mask_MBA = mask_MBA
-    if not loss.count_zero_rows:
-        policy_mask_MBA = mask_MBA & (policy.advantage_B != 0)[..., None]
-    counts = [jnp.sum(mask * weight_MB[..., None]) for mask in (policy_mask_MBA, mask_MBA)]
-    return tuple(jnp.where(count > 0, count, 1.0) for count in counts)  # an empty minibatch has loss 0, not 0 / 0
+def _counts(minibatch: Sequence[PolicyBatch], loss: LossConfig) -> np.ndarray:
+    """Denominators over the whole minibatch, [policy term, everything else]. They do not depend on the parameters.
+
+    On the host, from columns that were there before any program ran: this waits for no computation.
+    """
+    counts = np.zeros(2)
+    for micro in minibatch:
+        columns = (micro.tokens.action_mask_BA, micro.advantage_B, micro.trajectory_tokens_B)
+        mask_BA, advantage_B, trajectory_tokens_B = jax.device_get(columns)
+        weight_B = losses.row_weights(mask_BA, trajectory_tokens_B, aggregation=loss.aggregation)
+        count_B = weight_B * mask_BA.sum(axis=-1)
+        counts += count_B[loss.count_zero_rows | (advantage_B != 0)].sum(), count_B.sum()
+    return np.where(counts > 0, counts, 1.0).astype(np.float32)  # an empty minibatch has loss 0, not 0 / 0
 
 
 def _check_columns(policy: PolicyBatch, loss: LossConfig) -> None:

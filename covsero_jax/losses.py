@@ -4,7 +4,7 @@ Everything is a (sum, count) that the caller divides once per minibatch, so micr
 change nothing. Padding may hold anything, even inf: `where_real` before the exponentials and `masked_sum` after them keep
 it out of values *and* gradients. One of the two is not enough: the gradient of a masked exp(200) is 0 * inf = NaN.
 
-Suffix letters: B rows, A action tokens. Shapes in the docstrings leave out leading micro-batch axes.
+Suffix letters: B rows, A action tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 
@@ -38,12 +39,13 @@ def row_weights(mask_BA: Array, trajectory_tokens_B: Array | None, *, aggregatio
 
     token: all tokens (default; DAPO, arXiv 2503.14476, section 3.3);  sequence: rows, each the mean of its tokens (GRPO,
     arXiv 2402.03300, Eq. 3);  trajectory: trajectories, each the mean of its tokens in this update. A trajectory whose
-    rows fall into several minibatches counts in each for the share of its tokens that is there.
+    rows fall into several minibatches counts in each for the share of its tokens that is there. NumPy in, NumPy out: the
+    learner counts whole minibatches on the host.
     """
     if aggregation == 'token':
-        return jnp.ones(mask_BA.shape[:-1], jnp.float32)
+        return np.ones(mask_BA.shape[:-1], np.float32)
     if aggregation == 'sequence':
-        return 1.0 / jnp.maximum(jnp.sum(mask_BA, axis=-1), 1).astype(jnp.float32)
+        return 1.0 / mask_BA.sum(axis=-1).clip(min=1).astype(np.float32)
     if aggregation == 'trajectory':
         return 1.0 / trajectory_tokens_B
     raise ValueError(f'aggregation={aggregation!r} is not one of {AGGREGATIONS}')

@@ -77,13 +77,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """For leaves [M, B, ...]: rows over all devices, micro-batches one after the other."""
-    return NamedSharding(mesh, P(None, ('data', 'fsdp')))
+    """For leaves [B, ...] of a micro-batch: rows over all devices."""
+    return NamedSharding(mesh, P(('data', 'fsdp')))
 
 
 def put_batch(mesh: Mesh, batch: PyTree) -> PyTree:
-    """Place a batch [M, B, ...] on the mesh. ValueError when the devices do not divide its B rows."""
-    rows = jax.tree.leaves(batch)[0].shape[1]
+    """Place a micro-batch [B, ...] on the mesh. ValueError when the devices do not divide its B rows."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
     if rows % mesh.size:
         raise ValueError(f'a micro-batch of {rows} rows cannot be split over {mesh.size} devices')
     return jax.device_put(batch, batch_sharding(mesh))

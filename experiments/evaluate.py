@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import tqdm
 from absl import flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, sharding, workers
 from experiments import wiring
@@ -107,7 +107,7 @@ def checkpoint_params(config: ConfigDict, policy: wiring.Policy, workdir: pathli
         update = saved.best_update() if best else saved.latest()
         if update is None:
             raise checkpoint.CheckpointError(f'{workdir}: there is no checkpoint here')
-        mesh = sharding.make_mesh(data=config.mesh.data)
+        mesh = wiring.make_mesh(config)
         like = learner.create_state(policy.params, learner.make_optimizer(wiring.optimizer_config(config)), mesh)
         return saved.restore(update, like, best=best).params, update
     finally:
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-    _CONFIG = config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', 'experiment, optionally with :preset')
+    _CONFIG = wiring.define_config('experiment, optionally with :preset')
     _WORKDIR = flags.DEFINE_string('workdir', '', 'a run whose checkpoint is evaluated')
     _WHICH = flags.DEFINE_enum('which', 'best', ['best', 'latest'], 'which checkpoint of the run')
     _MODEL = flags.DEFINE_string('model', '', 'a Hugging Face folder; default: the configuration\'s')

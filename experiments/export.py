@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Sequence
 
 from absl import flags, logging
-from ml_collections import config_flags
 
 from covsero_jax import pretrained
 from experiments import evaluate, wiring
@@ -26,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-    _CONFIG = config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', 'the experiment of the run')
+    _CONFIG = wiring.define_config('the experiment of the run')
     _WORKDIR = flags.DEFINE_string('workdir', None, 'the run', required=True)
     _WHICH = flags.DEFINE_enum('which', 'best', ['best', 'latest'], 'which checkpoint of the run')
     _OUT = flags.DEFINE_string('out', None, 'folder to write; must not exist', required=True)

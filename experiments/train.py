@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from covsero_jax import advantages, batch, checkpoint, coverage, groups, learner, metrics, rollout, sampler, sharding
 from experiments import evaluate, report, wiring
 
-_CONFIG = config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', 'experiment, optionally with :preset')
+_CONFIG = wiring.define_config('experiment, optionally with :preset')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
 
 PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2}  # keeps the random draws of one update apart
@@ -56,8 +56,8 @@ class Programs:
     """The compiled programs of a run."""
 
     advantages: Any  # StepTable -> (advantage_N, gate_N, gate metrics)
-    logprobs: Any  # (params, tokens) -> log-probs
-    train: Any  # (state, minibatch) -> (state, metrics)
+    logprobs: Any  # (params, tokens of a micro-batch) -> log-probs
+    train: learner.TrainStep  # (state, minibatch) -> (state, metrics)
 
 
 def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
@@ -66,7 +66,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
     wiring.use_compilation_cache(config.debug.compilation_cache)
     policy = wiring.load_policy(config)
     prompts = wiring.make_prompts(config, policy.tokenizer)
-    mesh = sharding.make_mesh(data=config.mesh.data)
+    mesh = wiring.make_mesh(config)
     optimizer = learner.make_optimizer(wiring.optimizer_config(config))
     state = learner.create_state(policy.params, optimizer, mesh)
     reference = sharding.put_params(mesh, policy.params) if config.loss.kl_coef else None
@@ -155,29 +155,34 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
     lengths = [len(t.steps) for group in collected for t in group.trajectories]
     trajectory_id_N = np.repeat(np.arange(len(lengths)), lengths)
     rng = np.random.default_rng([config.seed, update, PURPOSES['rows']])
-    minibatches = []
+    minibatches: list[batch.Minibatch] = []
     for _ in range(config.learner.epochs):
         minibatches += batch.build_minibatches(
             [s.prompt_tokens for s in steps], [s.action_tokens for s in steps], advantage_N[:len(steps)], trajectory_id_N,
             minibatch=config.learner.minibatch, micro_batch=config.learner.micro_batch,
             prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng)
-    minibatches = [sharding.put_batch(mesh, m) for m in minibatches]
+    pad_fraction = batch.pad_fraction(micro for minibatch in minibatches for micro in minibatch)
+    minibatches = [[sharding.put_batch(mesh, micro) for micro in minibatch] for minibatch in minibatches]
+
+    def with_logprobs(column: str, params):
+        return jax.block_until_ready([
+            [micro.replace(**{column: programs.logprobs(params, micro.tokens)}) for micro in minibatch]
+            for minibatch in minibatches])
+
     with timer('old_logprobs'):
-        old = jax.block_until_ready([programs.logprobs(state.params, m.tokens) for m in minibatches])
-    ref = [None] * len(minibatches)
+        minibatches = with_logprobs('old_logprob_BA', state.params)
     if reference is not None:
         with timer('ref_logprobs'):
-            ref = jax.block_until_ready([programs.logprobs(reference, m.tokens) for m in minibatches])
+            minibatches = with_logprobs('ref_logprob_BA', reference)
     all_metrics = []
     with timer('learn'):
-        for minibatch, old_logprob_BA, ref_logprob_BA in zip(minibatches, old, ref, strict=True):
-            minibatch = minibatch.replace(old_logprob_BA=old_logprob_BA, ref_logprob_BA=ref_logprob_BA)
+        for minibatch in minibatches:
             state, step_metrics = programs.train(state, minibatch)
             all_metrics.append(step_metrics)
         all_metrics = jax.device_get(all_metrics)
     merged = {name: (max if name.endswith('_max') else np.sum if name == 'update/skipped' else np.mean)(
         [m[name] for m in all_metrics]) for name in all_metrics[0]}
-    merged['batch/pad_fraction'] = batch.pad_fraction(jax.device_get(minibatches))
+    merged['batch/pad_fraction'] = pad_fraction
     merged['batch/optimizer_steps'] = len(minibatches)
     merged['batch/rows'] = len(steps)
     return state, merged
@@ -217,7 +222,7 @@ def draw_key(seed: int, update: int, purpose: str) -> jax.Array:
 
 def num_compiled(programs: Programs) -> int:
     """Programs compiled so far for sampling and learning: it must stop growing after the first updates."""
-    return sum(f._cache_size() for f in (sampler.generate, programs.logprobs, programs.train))
+    return sum(f._cache_size() for f in (sampler.generate, programs.logprobs)) + programs.train.num_compiled()
 
 
 def loop_position(config, policy, update: int, best: float) -> dict[str, Any]:

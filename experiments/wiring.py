@@ -11,15 +11,16 @@ import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import tqdm
 from absl import app, flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
-from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, workers
+from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, sharding, workers
 from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
 
 QUOTES = '"\''
@@ -38,16 +39,24 @@ def one_line_errors() -> Iterator[None]:
     except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
             workers.WorkerError, ImportError) as error:
         sys.exit(f'error: {error}')
+    except AttributeError as error:
+        if 'ml_collections' not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise
+        sys.exit(f'error: there is no configuration field {str(error).strip(QUOTES)}; configs/base.py lists them all')
 
 
-def run_main(main) -> None:
-    """absl's app.run, with one line for an unknown configuration field and for errors that a user can mend."""
+def define_config(what: str):
+    """The --config flag. Overrides of fields that do not exist end the program with one line."""
+    with one_line_errors():
+        return config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', what)
+
+
+def run_main(main: Callable[[Sequence[str]], None]) -> None:
+    """absl's app.run, with one line for flags and configuration fields that do not exist."""
 
     def parse(argv: list[str]) -> list[str]:
         try:
             return flags.FLAGS(argv)
-        except AttributeError as error:
-            sys.exit(f'error: there is no configuration field {str(error).strip(QUOTES)}; configs/base.py lists them all')
         except flags.Error as error:
             sys.exit(f'error: {str(error).strip().splitlines()[-1].strip()}')
 
@@ -83,9 +92,10 @@ def check(config: ConfigDict) -> None:
         loss_config(config)
     except (TypeError, ValueError) as error:
         raise ConfigError(f'coverage or loss: {error}') from error
-    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % jax.device_count():
+    devices = make_mesh(config).size
+    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % devices:
         raise ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
-                          f'{config.learner.minibatch} and be divisible by the {jax.device_count()} devices')
+                          f'{config.learner.minibatch} and be divisible by the {devices} devices of the mesh')
     if config.prompt.max_action % config.loss.chunk:
         raise ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
     if config.rollout.temperature <= 0:
@@ -136,6 +146,14 @@ def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Polic
     model_config, params = pretrained.load_folder(folder, dtype=config.model.dtype, remat=config.model.remat)
     tokenizer = pretrained.load_tokenizer(folder)
     return Policy(folder, model_config, params, tokenizer, pretrained.eos_ids(folder, tokenizer))
+
+
+def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
+    """The devices of a run, as config.mesh says. Raises ConfigError when there are too few."""
+    try:
+        return sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None)
+    except ValueError as error:
+        raise ConfigError(f'mesh: {error}') from error
 
 
 def data_folder(config: ConfigDict) -> str | None:

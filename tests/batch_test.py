@@ -28,17 +28,16 @@ def build(num_rows: int, *, seed: int = 0, **overrides):
     return batch.build_minibatches(prompts, actions, np.arange(num_rows) + 1.0, np.arange(num_rows) // 3, **settings)
 
 
-def flatten(batches):
-    """Every row of every minibatch, as (first real token, prompt length, action length, advantage); 0s for padding."""
+def flatten(minibatch):
+    """Every row of a minibatch, as (first real token, prompt length, action length, advantage); 0s for padding."""
     rows = []
-    for policy in batches:
-        tokens = policy.tokens
-        for m in range(tokens.prompt_BP.shape[0]):
-            for b in range(tokens.prompt_BP.shape[1]):
-                prompt, action = tokens.prompt_BP[m, b], tokens.action_BA[m, b]
-                real, acted = tokens.prompt_mask_BP[m, b], tokens.action_mask_BA[m, b]
-                rows.append((prompt[-1], real.sum(), acted.sum(), policy.advantage_B[m, b]))
-                assert len(set(prompt[real]) | set(action[acted])) <= 1  # prompt and action of the same row
+    for micro in minibatch:
+        tokens = micro.tokens
+        for b in range(len(tokens.prompt_BP)):
+            prompt, action = tokens.prompt_BP[b], tokens.action_BA[b]
+            real, acted = tokens.prompt_mask_BP[b], tokens.action_mask_BA[b]
+            rows.append((prompt[-1], real.sum(), acted.sum(), micro.advantage_B[b]))
+            assert len(set(prompt[real]) | set(action[acted])) <= 1  # prompt and action of the same row
     return rows
 
 
@@ -46,18 +45,38 @@ def flatten(batches):
 @hypothesis.given(st.integers(1, 30), st.integers(0, 2**31))
 def test_every_row_exactly_once(num_rows, seed):
     prompts, actions = ragged_rows(num_rows)
-    rows = flatten(build(num_rows, seed=seed))
+    rows = [row for minibatch in build(num_rows, seed=seed) for row in flatten(minibatch)]
     expected = [(n + 1, len(prompts[n]), len(actions[n]), n + 1.0) for n in range(num_rows)]
     assert sorted(row for row in rows if row[1]) == expected
 
 
-def test_only_the_last_minibatch_has_padding_rows():
-    batches = build(21)
-    assert [policy.advantage_B.shape for policy in batches] == [(2, 4)] * 3
-    real = [policy.tokens.action_mask_BA.any(-1).reshape(-1) for policy in batches]
-    assert [x.tolist() for x in real] == [[True] * 8, [True] * 8, [True] * 5 + [False] * 3]
-    padding = ~real[-1].reshape(2, 4)
-    assert not batches[-1].tokens.prompt_mask_BP[padding].any() and not batches[-1].advantage_B[padding].any()
+@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.given(st.integers(1, 30), st.integers(0, 2**31))
+def test_optimizer_steps_are_drawn_without_regard_to_length(num_rows, seed):
+    """The k-th minibatch holds the k-th eight rows of the permutation, whatever stands in them."""
+    order = np.random.default_rng(seed).permutation(num_rows)
+    for k, minibatch in enumerate(build(num_rows, seed=seed)):
+        numbers = [row[0] - 1 for row in flatten(minibatch) if row[1]]
+        assert sorted(numbers) == sorted(order[8 * k : 8 * (k + 1)])
+        assert numbers == sorted(numbers, key=lambda n: -len(ragged_rows(num_rows)[0][n]))  # longest first
+
+
+def test_each_micro_batch_has_the_smallest_buckets_that_hold_it():
+    settings = {'prompt_buckets': (16, 3, 4, 6, 8), 'action_buckets': (8, 2, 4), 'micro_batch': 2}
+    shapes = set()
+    for micro in sum(build(40, **settings), ()):
+        for mask, name in ((micro.tokens.prompt_mask_BP, 'prompt'), (micro.tokens.action_mask_BA, 'action')):
+            assert mask.shape[1] == min(b for b in settings[f'{name}_buckets'] if b >= mask.sum(-1).max())
+        shapes.add((micro.tokens.prompt_BP.shape, micro.tokens.action_BA.shape))
+    assert len({prompt for prompt, _ in shapes}) == 4 and len({action for _, action in shapes}) == 2
+
+
+def test_only_the_last_micro_batch_has_padding_rows():
+    minibatches = build(21)
+    real = [[micro.tokens.action_mask_BA.any(-1).tolist() for micro in minibatch] for minibatch in minibatches]
+    assert real == [[[True] * 4] * 2, [[True] * 4] * 2, [[True] * 4, [True] + [False] * 3]]
+    last = minibatches[-1][-1]
+    assert not last.tokens.prompt_mask_BP[1:].any() and not last.advantage_B[1:].any()
 
 
 def test_prompts_end_and_actions_begin_at_the_window():
@@ -77,12 +96,11 @@ def test_padding_is_not_inferred_from_the_token():
 
 
 def test_order_is_a_function_of_the_generator():
-    assert flatten(build(20, seed=1)) == flatten(build(20, seed=1)) != flatten(build(20, seed=2))
+    one, again, other = ([flatten(minibatch) for minibatch in build(20, seed=seed)] for seed in (1, 1, 2))
+    assert one == again != other
 
 
-def test_one_bucket_for_the_whole_update():
-    lengths = {policy.tokens.prompt_BP.shape[-1] for policy in build(20)}
-    assert lengths == {8}
+def test_a_bucket_holds_the_longest():
     assert batch.choose_bucket([3, 4], (16, 4, 8), 'prompt') == 4
     assert batch.choose_bucket([3, 5], (16, 4, 8), 'prompt') == 8
 
@@ -90,26 +108,27 @@ def test_one_bucket_for_the_whole_update():
 def test_trajectory_tokens_are_of_the_whole_trajectory():
     _, actions = ragged_rows(9)
     lens = np.array([len(action) for action in actions])
-    for policy in build(9):
-        row = policy.tokens.prompt_BP[..., -1].astype(int) - 1
+    for micro in sum(build(9), ()):
+        row = micro.tokens.prompt_BP[:, -1].astype(int) - 1
         expected = lens.reshape(3, 3).sum(axis=1)[row // 3]
-        np.testing.assert_array_equal(policy.trajectory_tokens_B, np.where(row >= 0, expected, 1))
+        np.testing.assert_array_equal(micro.trajectory_tokens_B, np.where(row >= 0, expected, 1))
 
 
 def test_pad_fraction_by_hand():
-    prompts, actions = [np.ones(3, int)], [np.ones(1, int)]
-    batches = batch.build_minibatches(
+    prompts, actions = [np.ones(3, int), np.ones(6, int), np.ones(1, int)], [np.ones(1, int)] * 3
+    (minibatch,) = batch.build_minibatches(
         prompts,
         actions,
-        np.ones(1),
-        np.zeros(1, int),
-        minibatch=2,
-        micro_batch=1,
-        prompt_buckets=(6,),
+        np.ones(3),
+        np.zeros(3, int),
+        minibatch=4,
+        micro_batch=2,
+        prompt_buckets=(6, 2),
         action_buckets=(2,),
         rng=np.random.default_rng(0),
     )
-    assert batch.pad_fraction(batches) == 1 - 4 / 16
+    assert [micro.tokens.prompt_BP.shape for micro in minibatch] == [(2, 6), (2, 2)]
+    assert batch.pad_fraction(minibatch) == 1 - (9 + 1 + 3) / (12 + 4 + 8)
 
 
 @pytest.mark.parametrize(

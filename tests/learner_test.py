@@ -29,30 +29,38 @@ def make_params(config: model.QwenConfig = CONFIG):
     return jax.tree.map(lambda x: rng.normal(0.3 * (x.ndim == 1), 0.3, x.shape).astype(np.float32), shapes)
 
 
-def make_batch(num_rows=21, *, minibatch=24, micro_batch=8, seed=0, config=CONFIG, prompt_bucket=PROMPT):
-    """One minibatch of ragged random rows; the old and reference log-probs are near the policy's own."""
+def make_batch(num_rows=21, *, minibatch=24, micro_batch=8, seed=0, config=CONFIG, prompt_buckets=(PROMPT,)):
+    """One minibatch of ragged random rows; the old and reference log-probs are near the policy's own.
+
+    A row keeps its advantage and its noise however the minibatch is cut, padded or sorted.
+    """
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(1, config.vocab_size, rng.integers(2, PROMPT + 1)) for _ in range(num_rows)]
     actions = [rng.integers(1, config.vocab_size, rng.integers(1, ACTION + 1)) for _ in range(num_rows)]
     advantage_N = rng.normal(size=num_rows).astype(np.float32)
     advantage_N[::5] = 0.0
-    (policy,) = batch.build_minibatches(
+    noise_N = np.zeros((num_rows + 1, 2, ACTION), np.float32)
+    order = np.random.default_rng(seed).permutation(num_rows)
+    noise_N[order] = rng.normal(0, 0.3, (2, num_rows, ACTION)).swapaxes(0, 1)
+    (micro_batches,) = batch.build_minibatches(
         prompts,
         actions,
-        advantage_N,
+        np.arange(num_rows) + 1.0,  # in the place of advantages: which row is where (0: padding)
         np.arange(num_rows) // 4,
         minibatch=minibatch,
         micro_batch=micro_batch,
-        prompt_buckets=(prompt_bucket,),
+        prompt_buckets=prompt_buckets,
         action_buckets=(ACTION,),
         rng=np.random.default_rng(seed),
     )
-    flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), policy.tokens)
-    logprob_BA = np.asarray(logprobs(flat)).reshape(policy.tokens.action_BA.shape)
-    noise = np.zeros((2, minibatch, ACTION), np.float32)
-    noise[:, :num_rows] = rng.normal(0, 0.3, (2, num_rows, ACTION))  # the same on a row however the batch is padded
-    old_BA, ref_BA = logprob_BA + noise.reshape(2, *logprob_BA.shape)
-    return policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=ref_BA)
+    return [finish_micro(micro, np.append(advantage_N, np.float32(0)), noise_N) for micro in micro_batches]
+
+
+def finish_micro(micro, advantage_N, noise_N):
+    row_B = micro.advantage_B.astype(int) - 1  # -1, the last of each column, is padding
+    logprob_BA = np.asarray(logprobs(micro.tokens))
+    old_BA, ref_BA = (logprob_BA + noise_N[row_B, column] for column in (0, 1))
+    return micro.replace(advantage_B=advantage_N[row_B], old_logprob_BA=old_BA, ref_logprob_BA=ref_BA)
 
 
 @jax.jit
@@ -60,8 +68,13 @@ def logprobs(tokens):
     return learner.token_logprobs(make_params(), tokens, config=CONFIG, temperature=1.0, chunk=ACTION)[0]
 
 
-def flat_tokens(policy):
-    return jax.tree.map(lambda x: jnp.asarray(x.reshape(-1, x.shape[-1])), policy.tokens)
+def put(mesh, minibatch):
+    return [sharding.put_batch(mesh, micro) for micro in minibatch]
+
+
+def joined(minibatch):
+    """A minibatch with one bucket as one micro-batch."""
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *minibatch)
 
 
 @functools.cache
@@ -76,11 +89,11 @@ def first_state(**kwargs):
     return learner.create_state(make_params(), tx, mesh)
 
 
-def update(policy, *, state=None, **kwargs):
-    """(state, metrics as floats) after one update of `policy`, from `state` or else from the fixed weights."""
+def update(minibatch, *, state=None, **kwargs):
+    """(state, metrics as floats) after one update with `minibatch`, from `state` or else from the fixed weights."""
     mesh, _, train_step = program(**kwargs)
     state = state or jax.tree.map(jnp.copy, first_state(**kwargs))  # a copy: the step donates what it is given
-    state, metrics = train_step(state, sharding.put_batch(mesh, policy))
+    state, metrics = train_step(state, put(mesh, minibatch))
     return state, {name: float(value) for name, value in metrics.items()}
 
 
@@ -122,39 +135,54 @@ def test_sharded_equals_single_device():
 def test_rows_stay_on_their_device():
     """FSDP: parameters travel, activations do not. All that is gathered has the shape of one layer's matrix."""
     mesh, _, train_step = program(data=2, fsdp=4)
-    policy = sharding.put_batch(mesh, make_batch())
-    text = train_step.lower(first_state(data=2, fsdp=4), policy).compile().as_text()
+    state, (micro, *_) = first_state(data=2, fsdp=4), put(mesh, make_batch())
+    sums = jax.eval_shape(train_step.start)
+    text = train_step.accumulate.lower(state.params, sums, micro, np.ones(2, np.float32)).compile().as_text()
     gathered = {tuple(map(int, dims.split(','))) for dims in re.findall(r'= f32\[([\d,]+)\]\S* all-gather\(', text)}
     assert gathered == {(16, 16), (16, 8), (16, 24), (24, 16), (40, 16)}
     assert 'all-to-all(' not in text and 'collective-permute(' not in text
+    assert 'all-gather(' not in train_step.apply.lower(state, sums).compile().as_text()
 
 
 def test_padding_rows_change_nothing():
-    small, large = update(make_batch(21, minibatch=24)), update(make_batch(21, minibatch=48))
-    assert small[1]['batch/action_tokens'] == large[1]['batch/action_tokens'] > 0
-    assert_same_update(small, large)
+    none, few, many = (make_batch(minibatch=rows, micro_batch=size) for rows, size in ((21, 7), (24, 8), (24, 24)))
+    assert [sum(len(micro.advantage_B) for micro in minibatch) for minibatch in (none, few, many)] == [21, 24, 24]
+    empty = jax.tree.map(np.zeros_like, few[0]).replace(trajectory_tokens_B=few[0].trajectory_tokens_B)
+    small = update(none)
+    assert small[1]['batch/action_tokens'] > 0
+    for padded in (few, many, [*few, empty]):
+        assert_same_update(update(padded), small)
 
 
 def test_prompt_padding_changes_nothing():
-    short, long = make_batch(), make_batch(prompt_bucket=2 * PROMPT)
-    np.testing.assert_allclose(logprobs(flat_tokens(short)), logprobs(flat_tokens(long)), atol=1e-5)
+    short, long = make_batch(), make_batch(prompt_buckets=(2 * PROMPT,))
+    np.testing.assert_allclose(logprobs(joined(short).tokens), logprobs(joined(long).tokens), atol=1e-5)
     assert_same_update(update(short), update(long))
 
 
+def test_mixed_buckets_equal_one_common_bucket():
+    mixed = make_batch(prompt_buckets=(4, 6, PROMPT))
+    assert [micro.tokens.prompt_BP.shape for micro in mixed] == [(8, PROMPT), (8, 6), (8, 4)]
+    assert_same_update(update(mixed), update(make_batch()))
+
+
 def test_padding_may_hold_anything():
-    clean = make_batch()
-    tokens, rng = clean.tokens, np.random.default_rng(1)
-    mask_BP, mask_BA = tokens.prompt_mask_BP, tokens.action_mask_BA
-    dirty = clean.replace(
-        tokens=tokens.replace(
-            prompt_BP=np.where(mask_BP, tokens.prompt_BP, rng.integers(40, size=mask_BP.shape)).astype(np.int32),
-            action_BA=np.where(mask_BA, tokens.action_BA, rng.integers(40, size=mask_BA.shape)).astype(np.int32),
-        ),
-        old_logprob_BA=np.where(mask_BA, clean.old_logprob_BA, -np.inf).astype(np.float32),
-        ref_logprob_BA=np.where(mask_BA, clean.ref_logprob_BA, np.nan).astype(np.float32),
-        advantage_B=np.where(mask_BA.any(-1), clean.advantage_B, 1e9).astype(np.float32),
-    )
-    assert_same_update(update(dirty), update(clean))
+    rng = np.random.default_rng(1)
+
+    def dirty(clean):
+        tokens = clean.tokens
+        mask_BP, mask_BA = tokens.prompt_mask_BP, tokens.action_mask_BA
+        return clean.replace(
+            tokens=tokens.replace(
+                prompt_BP=np.where(mask_BP, tokens.prompt_BP, rng.integers(40, size=mask_BP.shape)).astype(np.int32),
+                action_BA=np.where(mask_BA, tokens.action_BA, rng.integers(40, size=mask_BA.shape)).astype(np.int32),
+            ),
+            old_logprob_BA=np.where(mask_BA, clean.old_logprob_BA, -np.inf).astype(np.float32),
+            ref_logprob_BA=np.where(mask_BA, clean.ref_logprob_BA, np.nan).astype(np.float32),
+            advantage_B=np.where(mask_BA.any(-1), clean.advantage_B, 1e9).astype(np.float32),
+        )
+
+    assert_same_update(update([dirty(micro) for micro in make_batch()]), update(make_batch()))
 
 
 # ---- what an update is ------------------------------------------------------------------------------------------------
@@ -162,11 +190,10 @@ def test_padding_may_hold_anything():
 
 def test_update_matches_the_formula():
     """The same minibatch written out: one softmax over everything, plain means, optax alone."""
-    policy = make_batch()
-    tokens = flat_tokens(policy)
-    mask_BA = tokens.action_mask_BA
-    advantage_BA = jnp.broadcast_to(policy.advantage_B.reshape(-1, 1), mask_BA.shape)
-    old_BA, ref_BA = (jnp.asarray(x.reshape(mask_BA.shape)) for x in (policy.old_logprob_BA, policy.ref_logprob_BA))
+    policy = joined(make_batch())
+    tokens, mask_BA = policy.tokens, policy.tokens.action_mask_BA
+    advantage_BA = jnp.broadcast_to(policy.advantage_B[:, None], mask_BA.shape)
+    old_BA, ref_BA = policy.old_logprob_BA, policy.ref_logprob_BA
 
     def objective(params):
         logprob_BA, entropy_BA = plain_logprobs(params, tokens)
@@ -179,7 +206,7 @@ def test_update_matches_the_formula():
     value, grads = jax.jit(jax.value_and_grad(objective))(params)
     tx = learner.make_optimizer(OPTIMIZER)
     expected = optax.apply_updates(params, tx.update(grads, tx.init(params), params)[0])
-    state, metrics = update(policy)
+    state, metrics = update(make_batch())
     assert metrics['loss/total'] == pytest.approx(float(value), abs=1e-5)
     grad_norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in jax.tree.leaves(grads)))
     assert metrics['update/grad_norm'] == pytest.approx(grad_norm, rel=1e-4)
@@ -188,36 +215,38 @@ def test_update_matches_the_formula():
 
 
 def test_zero_advantage_rows_in_the_denominator():
-    policy = make_batch()
+    minibatch = make_batch()
+    policy = joined(minibatch)
     tokens_of = policy.tokens.action_mask_BA.sum(-1)
-    share = tokens_of[policy.advantage_B != 0].sum() / tokens_of.sum()
+    share = float(tokens_of[policy.advantage_B != 0].sum() / tokens_of.sum())
     assert 0.5 < share < 0.95
-    counted = update(policy)[1]
-    left_out = update(policy, loss=dataclasses.replace(LOSS, count_zero_rows=False))[1]
+    counted = update(minibatch)[1]
+    left_out = update(minibatch, loss=dataclasses.replace(LOSS, count_zero_rows=False))[1]
     assert counted['loss/policy'] == pytest.approx(share * left_out['loss/policy'], rel=1e-4)
     assert counted['loss/kl'] == pytest.approx(left_out['loss/kl'], rel=1e-6) and counted['loss/kl'] > 0
 
 
 def test_reference_is_not_needed_without_kl():
-    policy = make_batch().replace(ref_logprob_BA=None)
+    minibatch = [micro.replace(ref_logprob_BA=None) for micro in make_batch()]
     with pytest.raises(ValueError, match='ref_logprob_BA is None; the policy loss needs it for kl_coef > 0'):
-        update(policy)
-    metrics = update(policy, loss=dataclasses.replace(LOSS, kl_coef=0.0))[1]
+        update(minibatch)
+    metrics = update(minibatch, loss=dataclasses.replace(LOSS, kl_coef=0.0))[1]
     assert metrics['loss/kl'] == 0 and metrics['update/skipped'] == 0
     with pytest.raises(ValueError, match='old_logprob_BA is None'):
-        update(policy.replace(old_logprob_BA=None))
+        update([*make_batch()[1:], minibatch[0].replace(old_logprob_BA=None)])
 
 
 def test_second_inner_epoch_has_other_ratios_and_clips():
-    policy = make_batch()
-    mesh = program()[0]
-    old_BA = learner.make_logprob_step(CONFIG, LOSS, mesh)(make_params(), policy.tokens)
-    policy = policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=old_BA)
-    state, first = update(policy)
+    logprob_step = learner.make_logprob_step(CONFIG, LOSS, program()[0])
+    minibatch = []
+    for micro in make_batch():
+        old_BA = logprob_step(make_params(), micro.tokens)
+        minibatch.append(micro.replace(old_logprob_BA=old_BA, ref_logprob_BA=old_BA))
+    state, first = update(minibatch)
     assert first['loss/ratio_max'] == pytest.approx(1.0, abs=1e-5)
     assert first['loss/clip_fraction'] == 0 and first['loss/old_kl'] < 1e-8 and first['loss/kl'] < 1e-8
     for _ in range(3):
-        state, later = update(policy, state=state)
+        state, later = update(minibatch, state=state)
     assert later['loss/ratio_max'] > 1.2 and later['loss/clip_fraction'] > 0 and later['loss/old_kl'] > 1e-3
     assert later['loss/total'] < first['loss/total'] and int(state.step) == 4
 
@@ -247,7 +276,7 @@ def test_warmup_then_constant():
 
 def test_nonfinite_gradient_skips_the_update():
     good, bad = make_batch(), make_batch()
-    bad.advantage_B[0, 0] = np.nan
+    bad[1].advantage_B[0] = np.nan
     before, _ = update(good)
     kept = jax.tree.map(np.array, before)
     state, metrics = update(bad, state=before)
@@ -259,14 +288,15 @@ def test_nonfinite_gradient_skips_the_update():
 
 
 def test_empty_rows_micro_batches_and_minibatches_are_finite():
-    policy = make_batch(24)
-    policy.tokens.action_mask_BA[0, 0] = False  # one row
-    policy.tokens.action_mask_BA[1] = False  # one micro-batch
+    minibatch = make_batch(24)
+    masks = [micro.tokens.action_mask_BA for micro in minibatch]
+    masks[0][0] = False  # one row
+    masks[1][:] = False  # one micro-batch
     for _ in range(2):
-        state, metrics = update(policy)
+        state, metrics = update(minibatch)
         assert metrics['update/skipped'] == 0 and np.isfinite(list(metrics.values())).all()
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-        policy.tokens.action_mask_BA[:] = False  # everything
+        masks[0][:] = masks[2][:] = False  # everything
     assert metrics['loss/total'] == 0 and metrics['update/grad_norm'] == 0
 
 
@@ -286,7 +316,7 @@ def plain_logprobs(params, tokens, temperature=1.0):
 
 def test_chunked_logprobs_equal_plain_with_gradient():
     temperature = 0.4
-    tokens = flat_tokens(make_batch(7, minibatch=8))
+    tokens = joined(make_batch(7, minibatch=8)).tokens
 
     def mean_of(fn):
         def mean(params):
@@ -304,37 +334,41 @@ def test_chunked_logprobs_equal_plain_with_gradient():
 
 def test_chunk_must_divide_the_action_bucket():
     with pytest.raises(ValueError, match='chunk=3 does not divide the action bucket 4'):
-        learner.token_logprobs(make_params(), flat_tokens(make_batch()), config=CONFIG, temperature=1.0, chunk=3)
+        learner.token_logprobs(make_params(), make_batch()[0].tokens, config=CONFIG, temperature=1.0, chunk=3)
 
 
-def largest_vocabulary_buffer(loss, config, policy):
-    """Elements of the largest array with a vocabulary axis in the optimised program of a train step."""
-    mesh, tx, train_step = program(loss=loss, config=config)
-    state = jax.eval_shape(functools.partial(learner.init_state, config=config, tx=tx, mesh=mesh), jax.random.key(0))
-    text = train_step.lower(state, policy).compile().as_text()
+def largest_vocabulary_buffer(loss, config, micro):
+    """Elements of the largest array with a vocabulary axis in the optimised program of a gradient."""
+    train_step = program(loss=loss, config=config)[2]
+    sums = jax.eval_shape(train_step.start)
+    text = train_step.accumulate.lower(sums.grads, sums, micro, np.ones(2, np.float32)).compile().as_text()
     shapes = [[int(size) for size in dims.split(',')] for dims in re.findall(r'\b(?:f32|bf16)\[([\d,]+)\]', text)]
     return max(int(np.prod(shape)) for shape in shapes if config.vocab_size in shape)
 
 
 def test_no_buffer_of_rows_by_tokens_by_vocabulary():
     config = dataclasses.replace(CONFIG, vocab_size=1013)
-    policy = make_batch(24, micro_batch=12)
+    micro = make_batch(24, micro_batch=12)[0]
     block = 12 * ACTION * config.vocab_size
-    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=1), config, policy) < block / 2
-    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=ACTION), config, policy) >= block  # it would show
+    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=1), config, micro) < block / 2
+    assert largest_vocabulary_buffer(dataclasses.replace(LOSS, chunk=ACTION), config, micro) >= block  # it would show
 
 
 def test_one_compilation_per_bucket():
-    mesh, _, train_step = program()
+    mesh, tx, _ = program()
+    train_step = learner.make_train_step(CONFIG, LOSS, tx, mesh)
     logprob_step = learner.make_logprob_step(CONFIG, LOSS, mesh)
+    assert train_step.num_compiled() == 0
     state, reference = jax.tree.map(jnp.copy, first_state()), sharding.put_params(mesh, make_params())
-    before, rng = train_step._cache_size(), np.random.default_rng(0)
-    for update_index in range(30):
-        bucket = PROMPT * (1 + update_index % 2)
-        policy = sharding.put_batch(mesh, make_batch(rng.integers(5, 25), seed=update_index, prompt_bucket=bucket))
-        old_BA, ref_BA = logprob_step(state.params, policy.tokens), logprob_step(reference, policy.tokens)
-        state, _ = train_step(state, policy.replace(old_logprob_BA=old_BA, ref_logprob_BA=ref_BA))
-    assert train_step._cache_size() <= before + 2 and logprob_step._cache_size() == 2
+    rng = np.random.default_rng(0)
+    for seed in range(30):
+        minibatch = []
+        for micro in put(mesh, make_batch(rng.integers(5, 25), seed=seed, prompt_buckets=(6, PROMPT))):
+            old_BA, ref_BA = logprob_step(state.params, micro.tokens), logprob_step(reference, micro.tokens)
+            minibatch.append(micro.replace(old_logprob_BA=old_BA, ref_logprob_BA=ref_BA))
+        state, _ = train_step(state, minibatch)
+    assert logprob_step._cache_size() == train_step.accumulate._cache_size() == 2  # one per bucket
+    assert train_step.num_compiled() == 2 + 2  # and one each to start and to apply
 
 
 # ---- states -----------------------------------------------------------------------------------------------------------
@@ -345,7 +379,8 @@ def test_a_state_owns_its_buffers():
     mesh, tx, train_step = program()
     params = sharding.put_params(mesh, make_params())
     state = learner.create_state(params, tx, mesh)
-    train_step(state, sharding.put_batch(mesh, make_batch()))
+    train_step(state, put(mesh, make_batch()))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
     jax.tree.map(np.testing.assert_array_equal, params, make_params())
 
 

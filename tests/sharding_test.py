@@ -32,9 +32,9 @@ def test_every_matrix_is_cut_along_its_embedding_dimension():
 
 
 def test_batch_rows_are_split_over_both_axes():
-    placed = sharding.put_batch(sharding.make_mesh(data=2), {'x': np.zeros((3, 16, 5))})
-    assert placed['x'].sharding.spec == P(None, ('data', 'fsdp'))
-    assert {shard.data.shape for shard in placed['x'].addressable_shards} == {(3, 2, 5)}
+    placed = sharding.put_batch(sharding.make_mesh(data=2), {'x': np.zeros((16, 5))})
+    assert placed['x'].sharding.spec == P(('data', 'fsdp'))
+    assert {shard.data.shape for shard in placed['x'].addressable_shards} == {(2, 5)}
 
 
 def test_mesh_takes_what_is_left_or_what_is_asked():
@@ -58,4 +58,4 @@ def test_parameters_without_a_place_are_named(tree, message):
 
 def test_a_batch_that_devices_do_not_divide_is_named():
     with pytest.raises(ValueError, match='a micro-batch of 6 rows cannot be split over 8 devices'):
-        sharding.put_batch(sharding.make_mesh(), {'x': np.zeros((3, 6))})
+        sharding.put_batch(sharding.make_mesh(), {'x': np.zeros((6, 3))})

@@ -19,7 +19,7 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict
 
-from covsero_jax import checkpoint, evaluate, learner, sampler, sharding, workers
+from covsero_jax import checkpoint, evaluate, learner, sampler, workers
 from experiments import wiring
 
 _PURPOSE = 2  # of train.PURPOSES; evaluation draws never coincide with training draws

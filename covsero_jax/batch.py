@@ -41,6 +41,7 @@ class PolicyBatch:
     trajectory_tokens_B: Array | None = None  # float32: action tokens of the row's whole trajectory in this update
     old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
     ref_logprob_BA: Array | None = None  # float32: by the reference policy; needed when kl_coef > 0
+    sampler_logprob_BA: Array | None = None  # float32: as sampled; a diagnostic on the host, never a training input
 
 
 Minibatch = tuple[PolicyBatch, ...]
@@ -88,6 +89,7 @@ def build_minibatches(
     prompt_buckets: Sequence[int],
     action_buckets: Sequence[int],
     rng: np.random.Generator,
+    sampler_logprobs: Sequence[np.ndarray] | None = None,
 ) -> list[Minibatch]:
     """The minibatches of one update: N rows in random order, each exactly once, `minibatch` of them per optimizer step.
 
@@ -109,14 +111,20 @@ def build_minibatches(
     trajectory_tokens_N = np.bincount(inverse_N, weights=action_len_N)[inverse_N] if num_rows else np.zeros(0)
 
     def build_micro(rows: np.ndarray) -> PolicyBatch:
+        tokens = build_tokens(
+            [prompts[row] for row in rows],
+            [actions[row] for row in rows],
+            num_rows=micro_batch,
+            prompt_len=choose_bucket(prompt_len_N[rows], prompt_buckets, 'prompt'),
+            action_len=choose_bucket(action_len_N[rows], action_buckets, 'action'),
+        )
+        sampled_BA = None
+        if sampler_logprobs is not None:
+            sampled_BA = np.zeros(tokens.action_BA.shape, np.float32)
+            sampled_BA[tokens.action_mask_BA] = np.concatenate([sampler_logprobs[row] for row in rows])
         return PolicyBatch(
-            tokens=build_tokens(
-                [prompts[row] for row in rows],
-                [actions[row] for row in rows],
-                num_rows=micro_batch,
-                prompt_len=choose_bucket(prompt_len_N[rows], prompt_buckets, 'prompt'),
-                action_len=choose_bucket(action_len_N[rows], action_buckets, 'action'),
-            ),
+            tokens=tokens,
+            sampler_logprob_BA=sampled_BA,
             advantage_B=_pad_rows(advantage_N[rows], micro_batch, 0.0),
             trajectory_tokens_B=_pad_rows(trajectory_tokens_N[rows], micro_batch, 1.0),
         )
@@ -134,6 +142,17 @@ def pad_fraction(micro_batches: Iterable[PolicyBatch]) -> float:
     masks = [mask for micro in micro_batches for mask in (micro.tokens.prompt_mask_BP, micro.tokens.action_mask_BA)]
     slots = sum(mask.size for mask in masks)
     return 1.0 - sum(int(np.sum(mask)) for mask in masks) / slots if slots else 0.0
+
+
+def sampler_gap(sampled: Iterable[PolicyBatch], recomputed: Iterable[PolicyBatch]) -> tuple[float, float]:
+    """(mean, largest) |log-prob of the sampler - old log-prob of the training graph| over action tokens, in nats.
+
+    Above 1e-4 in float32, sampler and learner do not agree on the policy (masks, positions, temperature, kernels).
+    """
+    gaps = np.concatenate([
+        np.abs(a.sampler_logprob_BA - np.asarray(b.old_logprob_BA))[a.tokens.action_mask_BA]
+        for a, b in zip(sampled, recomputed, strict=True)])
+    return float(gaps.mean()), float(gaps.max())
 
 
 def _row_lengths(column: Sequence[np.ndarray], buckets: Sequence[int], name: str) -> np.ndarray:

@@ -160,9 +160,11 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
         minibatches += batch.build_minibatches(
             [s.prompt_tokens for s in steps], [s.action_tokens for s in steps], advantage_N[:len(steps)], trajectory_id_N,
             minibatch=config.learner.minibatch, micro_batch=config.learner.micro_batch,
-            prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng)
-    pad_fraction = batch.pad_fraction(micro for minibatch in minibatches for micro in minibatch)
-    minibatches = [[sharding.put_batch(mesh, micro) for micro in minibatch] for minibatch in minibatches]
+            prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng,
+            sampler_logprobs=[s.action_logprobs for s in steps])
+    on_host = [micro for minibatch in minibatches for micro in minibatch]
+    minibatches = [[sharding.put_batch(mesh, micro.replace(sampler_logprob_BA=None)) for micro in minibatch]
+                   for minibatch in minibatches]
 
     def with_logprobs(column: str, params):
         return jax.block_until_ready([
@@ -171,6 +173,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
 
     with timer('old_logprobs'):
         minibatches = with_logprobs('old_logprob_BA', state.params)
+        gap = batch.sampler_gap(on_host, [micro for minibatch in minibatches for micro in minibatch])
     if reference is not None:
         with timer('ref_logprobs'):
             minibatches = with_logprobs('ref_logprob_BA', reference)
@@ -182,10 +185,9 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
         all_metrics = jax.device_get(all_metrics)
     merged = {name: (max if name.endswith('_max') else np.sum if name == 'update/skipped' else np.mean)(
         [m[name] for m in all_metrics]) for name in all_metrics[0]}
-    merged['batch/pad_fraction'] = pad_fraction
-    merged['batch/optimizer_steps'] = len(minibatches)
-    merged['batch/rows'] = len(steps)
-    return state, merged
+    return state, merged | {
+        'logprob/sampler_gap_mean': gap[0], 'logprob/sampler_gap_max': gap[1],
+        'batch/pad_fraction': batch.pad_fraction(on_host), 'batch/optimizer_steps': len(minibatches), 'batch/rows': len(steps)}
 
 
 def make_programs(config, model_config, optimizer, mesh) -> Programs:

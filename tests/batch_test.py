@@ -154,3 +154,20 @@ def test_an_empty_row_is_named():
 
 def test_no_rows_no_minibatches():
     assert build(0) == [] and batch.pad_fraction([]) == 0.0
+
+
+def test_sampler_gap_compares_each_token_with_its_own():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 8, 21)
+    prompts = [np.ones(rng.integers(1, 30), np.int32) for _ in lengths]
+    actions = [np.ones(n, np.int32) for n in lengths]
+    sampled = [-rng.random(n).astype(np.float32) for n in lengths]
+    arguments = dict(minibatch=8, micro_batch=4, prompt_buckets=(8, 16, 32), action_buckets=(8,))
+    built = batch.build_minibatches(prompts, actions, np.zeros(21), np.arange(21), **arguments,
+                                    rng=np.random.default_rng(1), sampler_logprobs=sampled)
+    host = [micro for minibatch in built for micro in minibatch]
+    same = [micro.replace(old_logprob_BA=micro.sampler_logprob_BA) for micro in host]
+    assert batch.sampler_gap(host, same) == (0.0, 0.0)
+    off = [micro.replace(old_logprob_BA=micro.sampler_logprob_BA + np.float32(0.5)) for micro in host]
+    np.testing.assert_allclose(batch.sampler_gap(host, off), (0.5, 0.5), atol=1e-6)
+    assert sum(int(micro.tokens.action_mask_BA.sum()) for micro in host) == lengths.sum()

@@ -108,6 +108,10 @@ def test_the_parameters_were_trained(reference):
     assert sum(row.get('update/skipped', 0) for row in metrics.read_metrics(reference)) == 0
 
 
+def test_sampler_and_learner_agree_on_the_policy(reference):
+    assert 0 < max(row['logprob/sampler_gap_max'] for row in metrics.read_metrics(reference)[1:]) <= 1e-4
+
+
 def test_compilations_stop_after_the_first_updates(reference):
     compiled = [row['compiled/programs'] for row in metrics.read_metrics(reference)[1:]]
     assert compiled[-1] <= compiled[0] + 4, compiled  # a longer prompt may still open a bucket; a leak adds every update

@@ -13,6 +13,7 @@ import json
 import pathlib
 import random
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -33,10 +34,11 @@ from experiments import evaluate, wiring
 _OUT = flags.DEFINE_string('out', None, 'folder to write', required=True)
 _UPDATES = flags.DEFINE_integer('updates', 8000, 'optimizer steps of behaviour cloning')
 _GAMES = flags.DEFINE_integer('games', 3000, 'generated games to demonstrate on')
+_START = flags.DEFINE_string('start_from', '', 'a folder of an earlier run to go on from, with its tokenizer')
+_RATE = flags.DEFINE_float('learning_rate', 3e-3, 'peak of the cosine schedule')
 _SEED = flags.DEFINE_integer('seed', 0, 'seed of games, demonstrations and initial weights')
 
 SIZES = {'embed_dim': 128, 'mlp_dim': 256, 'num_layers': 2, 'num_heads': 4, 'num_kv_heads': 2, 'head_dim': 32}
-LEARNING_RATE = 3e-3
 ROWS = 32  # per optimizer step
 MICRO_ROWS = 8  # of them at one time
 PROMPT_WEIGHT = 0.5  # language-model loss on the prompt: its many repeated names are what teaches copying
@@ -69,7 +71,7 @@ CARD = """# A tiny Qwen2 policy for ALFWorld's texts
 The start of covsero_jax's embedded default: {parameters:.2f} M parameters, {sizes}. It is half-trained on purpose: it knows
 the reply format, copies names, and wins some easy games, so that reinforcement learning has a start and a way to go.
 
-Made by `python -m experiments.make_tiny --seed={seed} --games={games} --updates={updates}`: behaviour cloning of the scripted explorer
+Made by {made}: behaviour cloning of the scripted explorer
 (which sees only texts, never the hidden state) on {games} generated games, {episodes} searches each, {noise:.0%} random commands that
 are not imitated, {rows} rows. No ALFWorld data and no pretrained weights were used. Tokenizer: Qwen2's byte-level BPE,
 trained on the same texts. Prompt: the `compact` wording of `covsero_jax/prompts.py`. Licence: as the project's.
@@ -176,8 +178,8 @@ def clone_loss(params, config: model.QwenConfig, token_BL, mask_BL, weight_BL):
     return jnp.sum(nll_BL * weight_BL[:, 1:])
 
 
-def make_optimizer(updates: int) -> optax.GradientTransformation:
-    schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, min(100, updates // 10), updates, 0.1 * LEARNING_RATE)
+def make_optimizer(updates: int, rate: float) -> optax.GradientTransformation:
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(100, updates // 10), updates, 0.1 * rate)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
 
 
@@ -188,8 +190,12 @@ def main(argv: Sequence[str]) -> None:
     games = [alfworld_games.generate_game(seed + 10_000, 'train', i, alfworld_games.DIFFICULTIES[_difficulty(i)])
              for i in tqdm.trange(_GAMES.value, desc='games')]
     played = [Game(g.problem, g.task) for g in games]
-    texts = [text for i, game in enumerate(played[:300]) for text in demonstrate(game, f'{seed}/{i}', None)]
-    write_tokenizer(out / 'tokenizer', texts, object_names())
+    if _START.value:
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(_START.value, out / 'tokenizer', ignore=shutil.ignore_patterns('*.safetensors', 'c*', 'g*', 'R*'))
+    else:
+        texts = [text for i, game in enumerate(played[:300]) for text in demonstrate(game, f'{seed}/{i}', None)]
+        write_tokenizer(out / 'tokenizer', texts, object_names())
     builder = prompts.ChatPrompts(pretrained.load_tokenizer(out / 'tokenizer'), wording='compact', history=2,
                                   max_prompt=LENGTHS[-1])
     rows = [row for i, game in enumerate(tqdm.tqdm(played, desc='demonstrations')) for k in range(EPISODES)
@@ -199,6 +205,16 @@ def main(argv: Sequence[str]) -> None:
     folder = train(out, rows, seed, _UPDATES.value)
     write_card(folder, len(rows), seed)
     print(f'results: {folder}')
+
+
+def _commands(folder: pathlib.Path, seed: int) -> str:
+    """The commands that made this folder, the earlier run first."""
+    this = (f'`python -m experiments.make_tiny --seed={seed} --games={_GAMES.value} '
+            f'--updates={int(folder.name.removeprefix("update_"))} --learning_rate={_RATE.value:g}`')
+    if not _START.value:
+        return this
+    before = re.search(r'Made by (`.*?`)[,:]', (pathlib.Path(_START.value) / 'README.md').read_text())
+    return f'{before.group(1) if before else _START.value}, then from there {this} with `--start_from`'
 
 
 def object_names() -> list[str]:
@@ -218,7 +234,9 @@ def train(out: pathlib.Path, rows: Sequence[Row], seed: int, updates: int) -> pa
     config = model.QwenConfig(vocab_size=-(-vocabulary // 16) * 16, rope_theta=1e4, max_positions=4096, **SIZES)
     # The usual 0.02 suits wide models; at width 128 it is a slow start.
     params = jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, model.init_params(config, jax.random.key(seed)))
-    optimizer = make_optimizer(updates)
+    if _START.value:
+        config, params = pretrained.load_folder(_START.value)
+    optimizer = make_optimizer(updates, _RATE.value)
     opt_state = optimizer.init(params)
 
     @jax.jit
@@ -253,8 +271,7 @@ def write_card(folder: pathlib.Path, num_rows: int, seed: int) -> None:
         results = evaluator.results(policy.params, seed=0)
     parameters = sum(x.size for x in jax.tree.leaves(policy.params))
     (folder / 'README.md').write_text(CARD.format(
-        parameters=parameters / 1e6, rows=num_rows, seed=seed, updates=folder.name.removeprefix('update_').lstrip('0'),
-        games=_GAMES.value, episodes=EPISODES, noise=NOISE, max_steps=config.env.max_steps,
+        parameters=parameters / 1e6, rows=num_rows, made=_commands(folder, seed), games=_GAMES.value, episodes=EPISODES, noise=NOISE, max_steps=config.env.max_steps,
         temperature=config.eval.temperature, sizes=SIZES, table=evaluate.table(results)))
 
 

@@ -68,7 +68,8 @@ CHAT_TEMPLATE = (
 
 CARD = """# A tiny Qwen2 policy for ALFWorld's texts
 
-The start of covsero_jax's embedded default: {parameters:.2f} M parameters, {sizes}. It is half-trained on purpose: it knows
+The start of covsero_jax's embedded default: {parameters:.2f} M parameters, {sizes}.
+It is half-trained on purpose: it knows
 the reply format, copies names, and wins some easy games, so that reinforcement learning has a start and a way to go.
 
 Made by {made}: behaviour cloning of the scripted explorer
@@ -272,7 +273,7 @@ def write_card(folder: pathlib.Path, num_rows: int, seed: int) -> None:
     parameters = sum(x.size for x in jax.tree.leaves(policy.params))
     (folder / 'README.md').write_text(CARD.format(
         parameters=parameters / 1e6, rows=num_rows, made=_commands(folder, seed), games=_GAMES.value, episodes=EPISODES, noise=NOISE, max_steps=config.env.max_steps,
-        temperature=config.eval.temperature, sizes=SIZES, table=evaluate.table(results)))
+        temperature=config.eval.temperature, sizes='{num_layers} layers, width {embed_dim}, {num_heads} heads'.format(**SIZES), table=evaluate.table(results)))
 
 
 if __name__ == '__main__':

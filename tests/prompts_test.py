@@ -26,7 +26,7 @@ def builder():
     ('<think></think><action>put pen 1 in/on desk 1</action>', 'put pen 1 in/on desk 1', True, False),
     ('<think></think><action>look</action> or <action>go to desk 1</action>', 'go to desk 1', True, True),
     ('<think>maybe <action>look</action>?</think><action>go to desk 1</action>', 'go to desk 1', True, True),
-    ('<think>maybe <action>look</action></think>', 'maybe <action>look</action></think>'[-30:], False, False),
+    ('<think>maybe <action>look</action></think>', '<action>look</action></think>', False, False),
     ('<action>look</action>', '<action>look</action>', False, False),
     ('<action>look</action><think>late</think>', '<action>look</action><think>late</think>'[-30:], False, False),
     ('<think></think></action>look<action>', '<think></think></action>look<action>'[-30:], False, False),

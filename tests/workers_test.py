@@ -129,10 +129,12 @@ def test_replay_that_differs_is_an_error(tmp_path):
         assert pool.reset([1])[0].task == keydoor.TASK  # a new episode does not need the old one
 
 
-def test_an_interrupted_step_is_not_half_done(tmp_path, caplog):
+def test_an_interrupted_step_is_not_half_done(tmp_path, caplog, request):
     flag = tmp_path / 'flag'
     flag.write_text('passage/long')
     make_env = functools.partial(scripted.Faulty, scripted.hang, flag)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     with workers.WorkerPool(make_env, num_envs=8, num_workers=2, timeout_s=60) as pool:
         pool.reset([slot % 6 for slot in range(7)] + [None])
         for command in COMMANDS[:2]:

@@ -37,12 +37,13 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
-            workers.WorkerError, ImportError) as error:
+            workers.WorkerError, ImportError, OSError) as error:
         sys.exit(f'error: {error}')
     except AttributeError as error:
         if 'ml_collections' not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise
-        sys.exit(f'error: there is no configuration field {str(error).strip(QUOTES)}; configs/base.py lists them all')
+        field, *hint = (line.strip(QUOTES) for line in str(error).replace('\\n', '\n').splitlines())
+        sys.exit(f'error: there is no configuration field {field}; configs/base.py lists them all. {" ".join(hint)}')
 
 
 def define_config(what: str):

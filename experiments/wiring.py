@@ -42,8 +42,10 @@ def one_line_errors() -> Iterator[None]:
     except AttributeError as error:
         if 'ml_collections' not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise
-        field, *hint = (line.strip(QUOTES) for line in str(error).replace('\\n', '\n').splitlines())
-        sys.exit(f'error: there is no configuration field {field}; configs/base.py lists them all. {" ".join(hint)}')
+        inner = error.args[0].args[0] if isinstance(error.args[0], KeyError) else str(error)
+        field, *hint = inner.splitlines()
+        sys.exit(f'error: there is no configuration field {field.strip(QUOTES)}; configs/base.py lists them all. '
+                 + ' '.join(hint))
 
 
 def define_config(what: str):

@@ -135,6 +135,11 @@ class ChatPrompts:
         head = self._max_prompt // 2
         return np.asarray(tokens[:head] + tokens[len(tokens) - (self._max_prompt - head):], np.int32)
 
+    def take_num_cut(self) -> int:
+        """Prompts that had to be cut since the last call."""
+        taken, self.num_cut = self.num_cut, 0
+        return taken
+
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 

@@ -102,19 +102,17 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                     with timer('evaluate'):
                         measured |= evaluator.run(state.params, update=update)
                     bar.write(f'update {update}: {evaluate.one_line(measured)}')
+                measured |= {**timer.take(), 'batch/prompts_cut': prompts.take_num_cut(), 'compiled/programs': num_compiled(programs)}
+                writer.write(update, measured)  # before the checkpoint: resuming drops lines that it does not cover
                 with timer('save'):
-                    if measured.get(evaluator.selection, -1.0) > best:
-                        best = measured[evaluator.selection]
-                        saved.save(update, state, loop_position(config, policy, update, best), best=True)
-                    every = config.rollout.save_trajectories
-                    if every and update % every == 0:
-                        columns = {'advantage': advantage_N, 'coverage': table.coverage_N, 'gate_open': gate_N}
-                        path = workdir / 'trajectories' / f'update_{update:05d}.jsonl'
-                        metrics.write_trajectories(path, collected, pool.task_names, prompts.decode, columns)
+                    write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N)
+                    is_best = measured.get(evaluator.selection, -1.0) > best
+                    best = measured[evaluator.selection] if is_best else best
+                    position = loop_position(config, policy, update, best)
+                    if is_best:
+                        saved.save(update, state, position, best=True)
                     if update % config.checkpoint.every == 0 or update == config.updates:
-                        saved.save(update, state, loop_position(config, policy, update, best))
-                measured |= {**timer.take(), 'batch/prompts_cut': prompts.num_cut, 'compiled/programs': num_compiled(programs)}
-                writer.write(update, measured)
+                        saved.save(update, state, position)
                 bar.update()
                 bar.set_postfix(success=f'{measured["rollout/success_rate"]:.0%}',
                                 all_failed=f'{measured["group/all_failed_share"]:.0%}',
@@ -188,6 +186,15 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
     return state, merged | {
         'logprob/sampler_gap_mean': gap[0], 'logprob/sampler_gap_max': gap[1],
         'batch/pad_fraction': batch.pad_fraction(on_host), 'batch/optimizer_steps': len(minibatches), 'batch/rows': len(steps)}
+
+
+def write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N) -> None:
+    """Every save_trajectories-th update's episodes, with the credit that each step got."""
+    every = config.rollout.save_trajectories
+    if every and update % every == 0:
+        columns = {'advantage': advantage_N, 'coverage': table.coverage_N, 'gate_open': gate_N}
+        path = workdir / 'trajectories' / f'update_{update:05d}.jsonl'
+        metrics.write_trajectories(path, collected, pool.task_names, prompts.decode, columns)
 
 
 def make_programs(config, model_config, optimizer, mesh) -> Programs:

@@ -39,7 +39,7 @@ def _paper() -> ConfigDict:
     c.updates = 150  # rollout + learning rounds ("epochs" in the papers)
 
     c.env = ConfigDict()
-    c.env.name = 'alfworld'
+    c.env.name = 'alfworld'  # or 'module:factory', your own: factory(split=, max_steps=, oracle=) -> envs.base.Env
     c.env.engine = 'native'  # 'native' (ours) | 'textworld' (official; pip install -e ".[alfworld]")
     c.env.data = 'ALFWORLD_DATA'  # 'generated' | 'ALFWORLD_DATA' (the variable) | a folder with json_2.1.1/
     c.env.difficulty = 'real'  # of generated games: tiny | small | medium | real

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -21,7 +22,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, sharding, workers
-from covsero_jax.envs import alfworld, alfworld_data, alfworld_games
+from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, base
 
 QUOTES = '"\''
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
@@ -86,8 +87,6 @@ def use_compilation_cache(enabled: bool) -> None:
 
 def check(config: ConfigDict) -> None:
     """Fields that depend on each other or on this machine. Raises ConfigError."""
-    if config.env.name != 'alfworld':
-        raise ConfigError(f"env.name={config.env.name!r}; there is 'alfworld'")
     if config.advantage.estimator not in advantages.ESTIMATORS:
         raise ConfigError(f'advantage.estimator={config.advantage.estimator!r}; there are {", ".join(advantages.ESTIMATORS)}')
     try:
@@ -119,6 +118,13 @@ def _check_model_folder(config: ConfigDict) -> None:
 
 
 def _check_games(config: ConfigDict) -> None:
+    if config.env.name != 'alfworld':
+        for split in (config.env.train_split, *config.eval.splits):
+            env = env_factory(config, split, oracle=False)()
+            if not isinstance(env, base.Env) or not env.task_names:
+                raise ConfigError(f'env.name={config.env.name!r}: what it builds for split {split!r} lacks a method or '
+                                  'attribute of covsero_jax.envs.base.Env, or has no tasks')
+        return
     if config.env.engine not in alfworld.ENGINES:
         raise ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
     if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
@@ -180,12 +186,24 @@ def data_folder(config: ConfigDict) -> str | None:
             num_games={'train': config.env.num_train, 'valid_seen': valid, 'valid_unseen': valid}))
 
 
+def env_factory(config: ConfigDict, split: str, *, oracle: bool) -> Callable[[], base.Env]:
+    """What builds one environment: ALFWorld's, or `factory(split=, max_steps=, oracle=)` of env.name='module:factory'."""
+    if config.env.name == 'alfworld':
+        return functools.partial(
+            alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
+            oracle=oracle, success_reward=config.env.success_reward)
+    module, _, factory = config.env.name.partition(':')
+    try:
+        build = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"env.name={config.env.name!r} is neither 'alfworld' nor an importable 'module:factory' "
+                          f'({error})') from error
+    return functools.partial(build, split=split, max_steps=config.env.max_steps, oracle=oracle)
+
+
 def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: bool = False) -> workers.WorkerPool:
     """Environments over one split. Evaluation pools are always built without an oracle."""
-    make_env = functools.partial(
-        alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
-        oracle=oracle, success_reward=config.env.success_reward)
-    return workers.WorkerPool(make_env, num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
+    return workers.WorkerPool(env_factory(config, split, oracle=oracle), num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
                               timeout_s=config.env.timeout_s)
 
 

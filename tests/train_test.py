@@ -175,6 +175,13 @@ def test_an_exported_folder_scores_as_its_checkpoint(environment, reference, tmp
     assert 'pick_two_obj_and_place' in out and '(0/2)' in out
 
 
+def test_an_own_environment_trains_by_its_name(environment, tmp_path):
+    with_tests = {**environment, 'PYTHONPATH': str(ROOT / 'tests')}
+    train(with_tests, tmp_path / 'run', '--config.env.name=own_env:make_env', '--config.updates=1')
+    rows = metrics.read_metrics(tmp_path / 'run')
+    assert rows[-1]['eval/valid_seen/num_games'] == 6 and 'eval/valid_seen/success_rate/low' in rows[-1]
+
+
 # ---- bad input: each is refused before any long work, by name
 
 
@@ -187,6 +194,7 @@ def test_an_exported_folder_scores_as_its_checkpoint(environment, reference, tmp
     (['--config.loss.aggregation=sum'], 'token'),
     (['--config.learner.micro_batch=7'], 'learner.micro_batch=7'),
     (['--config.env.difficulty=huge'], 'medium'),
+    (['--config.env.name=no_such_module:make_env'], 'no_such_module:make_env'),
 ])
 def test_bad_configuration_is_named(environment, tmp_path, flags, message):
     run = train(environment, tmp_path / 'run', *flags, check=False)

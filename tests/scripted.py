@@ -123,11 +123,20 @@ class Faulty(keydoor.KeyDoorEnv):
 
     def step(self, command: str) -> base.Observation:
         self._steps += 1
-        if self._steps == 3 and self._flag.exists() and self._flag.read_text() == self._task:
-            if not self._always:
-                self._flag.unlink()
+        if self._steps == 3 and self._claims():
             self._fault()
         return super().step(command)
+
+    def _claims(self) -> bool:
+        """The file names this task; another process may remove it at any moment, then the fault is that one's."""
+        try:
+            if self._flag.read_text() != self._task:
+                return False
+            if not self._always:
+                self._flag.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
 
 class WithPid(keydoor.KeyDoorEnv):

@@ -149,7 +149,8 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
 def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
     """What ends a reply: the tokenizer's eos first, then those of generation_config.json (Qwen2.5-Instruct has two)."""
     file = pathlib.Path(path) / 'generation_config.json'
-    more = _read_json(file)['eos_token_id'] if file.is_file() and 'eos_token_id' in _read_json(file) else []
+    settings = _read_json(file) if file.is_file() else {}
+    more = settings.get('eos_token_id', [])  # transformers leaves it out when there is none
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]))
 
 

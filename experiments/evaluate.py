@@ -14,15 +14,12 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, workers
 from experiments import wiring
-
-_PURPOSE = 2  # of train.PURPOSES; evaluation draws never coincide with training draws
 
 
 class Evaluator:
@@ -49,7 +46,7 @@ class Evaluator:
         config = self._config
         out = {}
         for split, pool in self._pools.items():
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), _PURPOSE)
+            key = wiring.draw_key(seed, 0, 'evaluate')
             act = sampler.make_policy(
                 params, config=self._policy.config, key=key, buckets=config.prompt.buckets,
                 row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
@@ -64,9 +61,8 @@ class Evaluator:
                                                max_steps=config.env.max_steps, progress=progress)
         return out
 
-    def run(self, params, *, update: int, check: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """The results as metrics `eval/<split>/...`. The draws do not depend on `update`: only the policy differs."""
-        del update
+    def run(self, params, *, check: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """The results as metrics `eval/<split>/...`. The draws are the same at every update: only the policy differs."""
         return as_metrics(self.results(params, seed=self._config.seed, check=check))
 
 

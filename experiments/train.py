@@ -26,8 +26,6 @@ from experiments import evaluate, report, wiring
 _CONFIG = wiring.define_config('experiment, optionally with :preset')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
 
-PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2}  # keeps the random draws of one update apart
-
 
 class Stop:
     """Ctrl-C and SIGTERM ask the run to stop; it saves and leaves at the next moment when nothing is half done."""
@@ -82,7 +80,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
           tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True) as bar):
         try:
             if start == 0:
-                measured = evaluator.run(state.params, update=0, check=stop.check)
+                measured = evaluator.run(state.params, check=stop.check)
                 best = measured[evaluator.selection]
                 writer.write(0, measured)
                 bar.write(f'before training: {evaluate.one_line(measured)}')
@@ -100,7 +98,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                 measured = {**metrics.rollout_metrics(collected, pool.task_types), **gate_metrics, **learn_metrics}
                 if update % config.eval.every == 0 or update == config.updates:
                     with timer('evaluate'):
-                        measured |= evaluator.run(state.params, update=update)
+                        measured |= evaluator.run(state.params)
                     bar.write(f'update {update}: {evaluate.one_line(measured)}')
                 measured |= {**timer.take(), 'batch/prompts_cut': prompts.take_num_cut(), 'compiled/programs': num_compiled(programs)}
                 writer.write(update, measured)  # before the checkpoint: resuming drops lines that it does not cover
@@ -132,7 +130,7 @@ def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
     task_ids = rollout.task_schedule(config.seed, update, num_tasks=len(pool.task_names),
                                      num_groups=config.rollout.num_groups)
     act = sampler.make_policy(
-        params, config=policy.config, key=draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
+        params, config=policy.config, key=wiring.draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
         row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
         temperature=config.rollout.temperature, eos_ids=policy.eos_ids)
     return rollout.collect_groups(pool, act, prompts, task_ids, group_size=config.rollout.group_size,
@@ -152,7 +150,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
     steps = [step for group in collected for t in group.trajectories for step in t.steps]
     lengths = [len(t.steps) for group in collected for t in group.trajectories]
     trajectory_id_N = np.repeat(np.arange(len(lengths)), lengths)
-    rng = np.random.default_rng([config.seed, update, PURPOSES['rows']])
+    rng = np.random.default_rng([config.seed, update, wiring.PURPOSES['rows']])
     minibatches: list[batch.Minibatch] = []
     for _ in range(config.learner.epochs):
         minibatches += batch.build_minibatches(
@@ -223,10 +221,6 @@ def make_programs(config, model_config, optimizer, mesh) -> Programs:
         compiled = chex.chexify(compiled, async_check=False)
     return Programs(compiled, learner.make_logprob_step(model_config, loss, mesh),
                     learner.make_train_step(model_config, loss, optimizer, mesh))
-
-
-def draw_key(seed: int, update: int, purpose: str) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), update), PURPOSES[purpose])
 
 
 def num_compiled(programs: Programs) -> int:

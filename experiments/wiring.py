@@ -28,6 +28,9 @@ QUOTES = '"\''
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
+PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2}  # keeps the random draws of one update apart
+
+
 class ConfigError(ValueError):
     """A configuration that cannot run here; the message names the field and what to do."""
 
@@ -76,6 +79,11 @@ class Policy(NamedTuple):
     params: model.Params
     tokenizer: Any
     eos_ids: tuple[int, ...]  # what ends a reply: the tokenizer's end token, and those of generation_config.json
+
+
+def draw_key(seed: int, update: int, purpose: str) -> jax.Array:
+    """The PRNG key of one purpose in one update. Evaluation uses update 0 always."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), update), PURPOSES[purpose])
 
 
 def use_compilation_cache(enabled: bool) -> None:
@@ -173,7 +181,11 @@ def data_folder(config: ConfigDict) -> str | None:
         return config.env.data
     if config.env.difficulty not in alfworld_games.DIFFICULTIES:
         raise ConfigError(f'env.difficulty={config.env.difficulty!r}; there are {", ".join(alfworld_games.DIFFICULTIES)}')
-    valid = config.env.num_valid
+    return _generated_games(config.env.difficulty, config.env.games_seed, config.env.num_train, config.env.num_valid)
+
+
+@functools.lru_cache  # checking that the games are whole reads all of them: once a process is enough
+def _generated_games(difficulty: str, seed: int, num_train: int, num_valid: int) -> str:
     with tqdm.tqdm(desc='writing games', unit='game', leave=False, delay=1) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -181,9 +193,8 @@ def data_folder(config: ConfigDict) -> str | None:
             bar.update(done - bar.n)
 
         return str(alfworld_games.ensure_games(
-            alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES[config.env.difficulty],
-            seed=config.env.games_seed, progress=progress,
-            num_games={'train': config.env.num_train, 'valid_seen': valid, 'valid_unseen': valid}))
+            alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES[difficulty], seed=seed,
+            num_games={'train': num_train, 'valid_seen': num_valid, 'valid_unseen': num_valid}, progress=progress))
 
 
 def env_factory(config: ConfigDict, split: str, *, oracle: bool) -> Callable[[], base.Env]:

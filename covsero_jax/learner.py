@@ -122,12 +122,14 @@ def token_logprobs(
     chex.assert_rank([tokens.prompt_BP, tokens.action_BA], 2)
     chex.assert_equal_shape([tokens.prompt_BP, tokens.prompt_mask_BP])
     chex.assert_equal_shape([tokens.action_BA, tokens.action_mask_BA])
-    prompt_len, action_len = tokens.prompt_BP.shape[1], tokens.action_BA.shape[1]
+    before_action = tokens.prompt_BP.shape[1] - 1  # position t predicts token t + 1
     mask_BL = jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], axis=1)
     position_BL, mask_BLL = model.positions_and_mask(mask_BL)
     token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], axis=1)
-    hidden_BLD, _ = model.Qwen(config).apply({'params': params}, token_BL, position_BL, mask_BLL)
-    hidden_BAD = hidden_BLD[:, prompt_len - 1 : prompt_len + action_len - 1]  # position t predicts token t + 1
+    hidden_BLD, _ = model.Qwen(config).apply(
+        {'params': params}, token_BL, position_BL, mask_BLL, window=before_action
+    )
+    hidden_BAD = hidden_BLD[:, :-1]
 
     def chunk_logprobs(window: tuple[Array, Array]) -> tuple[Array, Array]:
         hidden_BCD, action_BC = window

@@ -96,8 +96,10 @@ def generate(
     position_BP, mask_BPP = model.positions_and_mask(prompt_mask_BP)
     mask_BPS = jnp.pad(mask_BPP, ((0, 0), (0, 0), (0, A)))
     cache = model.init_cache(config, B, P + A)
-    hidden_BPD, cache = model.Qwen(config).apply({'params': params}, prompt_BP, position_BP, mask_BPS, cache, 0)
-    token_B, logprob_B = draw(hidden_BPD[:, -1], 0)  # only here: logits of the whole prompt would be [B, P, V]
+    hidden_BLD, cache = model.Qwen(config).apply(
+        {'params': params}, prompt_BP, position_BP, mask_BPS, cache, 0, window=P - 1
+    )
+    token_B, logprob_B = draw(hidden_BLD[:, 0], 0)
     empty = Completion(jnp.zeros((B, A), jnp.int32), jnp.zeros((B, A), jnp.float32), jnp.zeros((B, A), bool))
     out = record(empty, 0, token_B, logprob_B, active_B)
     state = (jnp.int32(1), token_B, active_B & ~jnp.isin(token_B, eos), cache, out)

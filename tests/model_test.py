@@ -89,6 +89,27 @@ def test_decode_matches_forward(num_layers):
     np.testing.assert_allclose(jnp.concatenate(pieces, 1)[mask], full[mask], atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize('num_layers', [1, 2, 5])
+@pytest.mark.parametrize('with_cache', [False, True])
+def test_a_window_is_a_slice_in_value_gradient_and_cache(num_layers, with_cache):
+    config = dataclasses.replace(CONFIG, num_layers=num_layers)
+    tokens = np.random.default_rng(0).integers(0, 40, (3, 9)).astype(np.int32)
+    position_BL, mask_BLL = model.positions_and_mask(np.arange(9)[None] >= np.array([0, 3, 6])[:, None])
+
+    @functools.partial(jax.jit, static_argnums=1)
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def last_two(params, window):
+        cache = model.init_cache(config, 3, 9) if with_cache else None
+        hidden, cache = model.Qwen(config).apply({'params': params}, tokens, position_BL, mask_BLL, cache, 0, window)
+        return jnp.sum(jnp.sin(hidden[:, -2:])), (hidden.shape[1], cache)
+
+    params = random_params(config)
+    (full, (full_length, full_cache)), full_grad = last_two(params, 0)
+    (part, (length, cache)), grad = last_two(params, 6)
+    assert (full_length, length) == (9, 3)
+    chex.assert_trees_all_close((part, cache, grad), (full, full_cache, full_grad), atol=2e-5, rtol=0)
+
+
 def test_causal_by_gradient():
     params = random_params(CONFIG)
     tokens = np.arange(8, dtype=np.int32)[None]  # every position its own embedding row

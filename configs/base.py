@@ -67,6 +67,10 @@ def _paper() -> ConfigDict:
     c.rollout.num_groups = 16  # tasks per update
     c.rollout.group_size = 8  # episodes per task
     c.rollout.temperature = 1.0
+    c.rollout.max_batches = 1  # > 1: dynamic sampling; roll out again, at most so often, until num_groups have contrast
+    c.rollout.band_mix = 0.0  # share of the token probability moved to the mid and low band (band-conditioned sampling)
+    c.rollout.band_head = 0.5  # tokens at least so likely are the head band
+    c.rollout.band_floor = 0.01  # less likely ones are never favoured
     c.rollout.row_buckets = (32, 64, 128)  # batch sizes that are compiled
     c.rollout.save_trajectories = 10  # write every n-th update's episodes (1 = all, 0 = none)
 
@@ -83,7 +87,8 @@ def _paper() -> ConfigDict:
     c.advantage.penalise = 'parsed'  # 'parsed' (format, as published) | 'admissible' (also illegal commands)
 
     c.coverage = ConfigDict()  # coverage.CoverageConfig, whose docstring explains each
-    c.coverage.coverage_scale = 0.0  # lambda_aux; 0 = the base estimator alone
+    c.coverage.variant = 'off'  # 'covgpo', or a control: always_on, shuffle, random, shuffle_h, random_h, obs_change
+    c.coverage.coverage_scale = 0.3  # lambda_aux
     c.coverage.mode = 'deployed'
     c.coverage.gate_tolerance = 1e-3
     c.coverage.gate_on = 'task'
@@ -92,6 +97,7 @@ def _paper() -> ConfigDict:
     c.coverage.coverage_credit = 'trajectory'
 
     c.loss = ConfigDict()  # learner.LossConfig
+    c.loss.policy_loss = 'ppo'  # 'ppo' | 'gspo'
     c.loss.clip_low = 0.2
     c.loss.clip_high = 0.2
     c.loss.dual_clip = 3.0
@@ -134,7 +140,7 @@ def _paper() -> ConfigDict:
 
 def _tiny(c: ConfigDict) -> None:
     """Two CPU cores, minutes: small generated rooms and the packaged policy."""
-    c.updates = 30
+    c.updates = 24
     c.env.data = 'generated'
     c.env.difficulty = 'tiny'
     c.env.num_train, c.env.num_valid = 600, 120
@@ -145,18 +151,18 @@ def _tiny(c: ConfigDict) -> None:
     c.prompt.wording = 'compact'
     c.prompt.buckets = (96, 128, 160, 192, 224, 256, 320, 448)
     c.prompt.max_action = 16
-    c.rollout.num_groups, c.rollout.group_size = 16, 8
+    c.rollout.num_groups, c.rollout.group_size = 8, 8
     c.rollout.temperature = 0.6  # at 1.0 this policy's errors in copying names drown what it explores
     c.rollout.row_buckets = (8, 32)
     c.rollout.save_trajectories = 1
     c.loss.kl_coef = 0.0  # the start is far from the goal: staying close to it is not wanted
     c.loss.chunk = 16
-    c.optimizer.learning_rate, c.optimizer.warmup_steps = 3e-4, 10
-    c.learner.minibatch = 512
+    c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-4, 10
+    c.learner.minibatch = 256
     c.learner.micro_batch = 4  # a program's buffers stay below 32 MiB; above, malloc maps fresh pages at every call
     c.mesh.fsdp = 1  # the tiny policy gains nothing from a second device
     c.mesh.min_memory_gib = 0
-    c.eval.every = 10
+    c.eval.every = 12
     c.eval.num_envs = 32
     c.checkpoint.every = 1
 

@@ -35,9 +35,11 @@ class Comparison:
     gate: object = None  # coverage.Gate
 
 
-# (level, score_N, id_N, *, ddof, gate_score_N) -> Comparison. `gate_score_N` is for scores that are not zero at failure
-# (GraphGPO): the gate then reads this column in their place.
+# (level, score_N, id_N, *, ddof, gate_score_N, normalisation) -> Comparison. `gate_score_N` is for scores that are not
+# zero at failure (GraphGPO): the gate then reads this column in their place. `normalisation` is the estimator's own.
 Compare = Callable[..., Comparison]
+
+NORMALISATIONS = ('mean_std', 'mean')  # to choose from; RLOO and REINFORCE++ bring their own
 
 
 def group_sum(x_N: Array, id_N: Array) -> Array:
@@ -93,7 +95,7 @@ def group_compare(
 ) -> Array:
     """Group-relative advantage A_n = (x_n - mean_g) / (std_g + eps), without the division if not `use_std`.
 
-    mean_g and std_g weight the group's rows by `weight_N` (1 by default); with 1 / (rows of its trajectory) each
+    Without the division it is Dr. GRPO's (arXiv 2503.20783, section 3.2). mean_g and std_g weight the group's rows by `weight_N` (1 by default); with 1 / (rows of its trajectory) each
     trajectory counts once. A member is a row, or a trajectory when weighted so.
     Exactly zero for padding, single-member groups and constant groups. The last is decided by max == min: in float32
     the mean of equal numbers is often not that number, and dividing by a tiny std makes advantages of 0.1 of it.
@@ -109,26 +111,56 @@ def group_compare(
     return jnp.where(has_contrast_N, advantage_N, 0.0)
 
 
+def leave_one_out(score_N: Array, id_N: Array, *, weight_N: Array) -> Array:
+    """A_n = x_n - mean of the other members = K / (K - 1) * (x_n - mean_g), K members; exact zeros as `group_compare`.
+
+    RLOO (arXiv 2402.14740, section 3.2). Where rows of one trajectory differ, by a penalty, the right side holds.
+    """
+    members_N = group_members(id_N, weight_N)
+    return group_compare(score_N, id_N, weight_N=weight_N, use_std=False) * (members_N / jnp.maximum(members_N - 1, 1))
+
+
+def batch_whitened(score_N: Array, id_N: Array, *, weight_N: Array, tokens_N: Array) -> Array:
+    """A_n = (y_n - mean) / sqrt(var + 1e-8), y_n = x_n - mean_g, mean and var over all action tokens of the update.
+
+    REINFORCE++ with group baseline (arXiv 2501.03262). `tokens_N` is the number of action tokens of each row. Groups
+    without contrast stay exactly 0 (whitening would move them by the mean), but count in the statistics.
+    """
+    centred_N = group_compare(score_N, id_N, weight_N=weight_N, use_std=False)
+    count = jnp.maximum(jnp.sum(tokens_N), 1.0)
+    mean = jnp.sum(tokens_N * centred_N) / count
+    variance = jnp.sum(tokens_N * jnp.square(centred_N - mean)) / count
+    has_contrast_N = group_varies(score_N, id_N) & (group_members(id_N, weight_N) > 1)
+    return jnp.where(has_contrast_N, (centred_N - mean) * jax.lax.rsqrt(variance + 1e-8), 0.0)
+
+
 def make_compare(table: StepTable, *, normalisation: str = 'mean_std', episode_stats: str = 'trajectory') -> Compare:
     """The base comparison on this table: `group_compare` of (score - the row's own invalid-action penalty).
 
-    normalisation: 'mean_std' or 'mean', at both levels. episode_stats: at the trajectory level, 'trajectory' lets each
+    normalisation: 'mean_std' or 'mean', at both levels, save where an estimator has its own. episode_stats: at the trajectory level, 'trajectory' lets each
     trajectory count once, its rows sharing the vote (the papers' formula wherever there is no penalty); 'rows' lets
     each row count, so that long trajectories weigh more (the public code). Raises ValueError for other options.
     """
-    if normalisation not in ('mean_std', 'mean'):
-        raise ValueError(f"normalisation is {normalisation!r}; use 'mean_std' or 'mean'")
+    if normalisation not in NORMALISATIONS:
+        raise ValueError(f'normalisation is {normalisation!r}; choose one of {NORMALISATIONS}')
     if episode_stats not in ('trajectory', 'rows'):
         raise ValueError(f"episode_stats is {episode_stats!r}; use 'trajectory' or 'rows'")
     one_N = jnp.ones_like(table.penalty_N)
     vote_N = one_N / group_sum(one_N, table.trajectory_id_N)
 
-    def compare(level, score_N, id_N, *, ddof=1, gate_score_N=None):
+    chosen = normalisation
+
+    def compare(level, score_N, id_N, *, ddof=1, gate_score_N=None, normalisation=None):
         del gate_score_N  # the base estimator has no gate
         weight_N = vote_N if level == 'trajectory' and episode_stats == 'trajectory' else one_N
-        base_N = group_compare(
-            score_N - table.penalty_N, id_N, weight_N=weight_N, use_std=normalisation == 'mean_std', ddof=ddof
-        )
+        score_N = score_N - table.penalty_N
+        match normalisation or chosen:
+            case 'leave_one_out':
+                base_N = leave_one_out(score_N, id_N, weight_N=weight_N)
+            case 'batch':
+                base_N = batch_whitened(score_N, id_N, weight_N=weight_N, tokens_N=table.action_tokens_N)
+            case of_group:
+                base_N = group_compare(score_N, id_N, weight_N=weight_N, use_std=of_group == 'mean_std', ddof=ddof)
         return Comparison(level=level, ddof=ddof, id_N=id_N, weight_N=weight_N, base_N=base_N, advantage_N=base_N)
 
     return compare
@@ -188,4 +220,23 @@ def graphgpo(
     return episode_weight * episode.advantage_N + step_weight * edge.advantage_N, (episode, edge)
 
 
-ESTIMATORS = {'grpo': grpo, 'gigpo': gigpo, 'hgpo': hgpo, 'graphgpo': graphgpo}
+def rloo(table: StepTable, compare: Compare) -> tuple[Array, tuple[Comparison, ...]]:
+    """Trajectories of a task against the mean return of the others (RLOO, arXiv 2402.14740)."""
+    episode = compare('trajectory', table.episode_return_N, table.group_id_N, normalisation='leave_one_out')
+    return episode.advantage_N, (episode,)
+
+
+def reinforce_pp(table: StepTable, compare: Compare) -> tuple[Array, tuple[Comparison, ...]]:
+    """Return minus the task's mean return, whitened over the update (REINFORCE++-baseline, arXiv 2501.03262)."""
+    episode = compare('trajectory', table.episode_return_N, table.group_id_N, normalisation='batch')
+    return episode.advantage_N, (episode,)
+
+
+ESTIMATORS = {
+    'grpo': grpo,
+    'gigpo': gigpo,
+    'hgpo': hgpo,
+    'graphgpo': graphgpo,
+    'rloo': rloo,
+    'reinforce_pp': reinforce_pp,
+}

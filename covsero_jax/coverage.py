@@ -1,12 +1,13 @@
 """CovGPO: where a comparison has no contrast because every member failed, compare first-visit coverage in its place.
 
 `with_coverage` wraps any `advantages.Compare`; estimators do not know about it. First-visit coverage itself is counted
-on the host (`groups.first_visits`).
+on the host (`groups.first_visits`). The controls that replace it are in `coverage_controls`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import chex
@@ -14,12 +15,13 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from covsero_jax import advantages
+from covsero_jax import advantages, coverage_controls
 from covsero_jax.groups import StepTable
 
 Array = jax.Array
 
 _CHOICES = {
+    'variant': coverage_controls.VARIANTS,
     'mode': ('ideal', 'deployed'),
     'gate_on': ('task', 'penalised'),
     'q_fail_scope': ('level', 'task'),
@@ -31,9 +33,12 @@ _CHOICES = {
 class CoverageConfig:
     """CovGPO's options (§4.3, §7.5, §8.3). Raises ValueError for a value that is none of the choices.
 
+    variant: 'covgpo'; one of the controls, which compare something else (`coverage_controls.score`); 'always_on', which
+        adds scale * z(P) in every group, whether or not it has contrast, always at `coverage_scale`; or 'off', the base
+        estimator with the diagnostics.
     mode: 'ideal' opens the gate at scores of exactly 0 where every member failed, with scale `coverage_scale`;
         'deployed', as the paper trained, at |score| < `gate_tolerance`, with scale `coverage_scale` * q_fail.
-    coverage_scale: lambda. 0 switches the fallback off: the base estimator, with the diagnostics.
+    coverage_scale: lambda, lambda_aux in the paper. 0 is 'off'.
     gate_on: the gate reads the 'task' score, or the 'penalised' one that contains the invalid-action penalty. With
         'task', a group whose penalties differ keeps their advantage and the fallback is added to it.
     levels: where the gate may open: 'trajectory', 'step' or both.
@@ -43,6 +48,7 @@ class CoverageConfig:
         row's own 'transition' (was its next observation new; ours).
     """
 
+    variant: str = 'covgpo'
     mode: str = 'deployed'
     coverage_scale: float = 0.3
     gate_tolerance: float = 1e-3
@@ -58,6 +64,14 @@ class CoverageConfig:
         if isinstance(self.levels, str) or not set(self.levels) <= {'trajectory', 'step'}:
             raise ValueError(f"levels is {self.levels!r}; use a tuple of 'trajectory' and 'step'")
 
+    @property
+    def is_off(self) -> bool:
+        return self.variant == 'off' or self.coverage_scale == 0 or not self.levels
+
+    @property
+    def is_gated(self) -> bool:
+        return self.variant != 'always_on'
+
 
 @flax.struct.dataclass
 class Gate:
@@ -69,7 +83,7 @@ class Gate:
     varies_N: Array  # bool: coverage is not degenerate
     all_failed_N: Array  # bool: no member succeeded
     contrast_N: Array  # bool: members differ in their penalty
-    coverage_N: Array  # float32: what the fallback compares
+    score_N: Array  # float32: what the fallback compares; first-visit coverage, unless the variant is a control
     kept_N: Array  # float32: what the fallback is added to: the base advantage, save where `tolerated_N`
     q_fail: Array  # float32 []
     scale: Array  # float32 []: lambda, or lambda * q_fail
@@ -100,7 +114,7 @@ def fallback_scale(zero_N: Array, id_N: Array, *, max_scale: float) -> tuple[Arr
 
 
 def with_coverage(
-    compare: advantages.Compare, table: StepTable, config: CoverageConfig = CoverageConfig()
+    compare: advantages.Compare, table: StepTable, config: CoverageConfig = CoverageConfig(), key: Array | None = None
 ) -> advantages.Compare:
     """`compare` with CovGPO's fallback: in groups whose gate opened, the advantage becomes
 
@@ -109,42 +123,53 @@ def with_coverage(
     with the base estimator's members and ddof, added to the penalties' advantage if they differ. All other groups keep
     the base's bits; in 'deployed' mode that holds under the score gap: no group with 0 < max |score| < tolerance, which
     would be read as a group of zeros. `Comparison.gate` says what happened; `gate_metrics` sums it up.
+    key: for the variants that draw at random; ValueError without one.
     """
-    tolerance = config.gate_tolerance if config.mode == 'deployed' else 0.0
+    if config.variant in coverage_controls.RANDOM and key is None:
+        raise ValueError(f'variant {config.variant!r} draws at random and needs a key')
+    tolerance = config.gate_tolerance if config.mode == 'deployed' and config.is_gated else 0.0
+    calls = itertools.count()
 
-    def gated(level, score_N, id_N, *, ddof=1, gate_score_N=None):
-        base = compare(level, score_N, id_N, ddof=ddof, gate_score_N=gate_score_N)
-        gate = _gate(config, table, base, score_N, gate_score_N, tolerance)
-        if config.coverage_scale == 0 or level not in config.levels:
+    def gated(level, score_N, id_N, *, ddof=1, gate_score_N=None, normalisation=None):
+        base = compare(level, score_N, id_N, ddof=ddof, gate_score_N=gate_score_N, normalisation=normalisation)
+        keys = None if key is None else (jax.random.fold_in(key, next(calls) + 1), jax.random.fold_in(key, 0))
+        gate = _gate(config, table, base, score_N, gate_score_N, tolerance, keys)
+        if config.is_off or level not in config.levels:
             return base.replace(gate=gate.replace(open_N=jnp.zeros_like(gate.open_N)))
 
         kept_N = gate.kept_N
         if tolerance and gate_score_N is None:  # a score inside the tolerance counts as zero
             if config.gate_on == 'task':
-                without_N = compare(level, jnp.where(gate.zero_N, 0.0, score_N), id_N, ddof=ddof).base_N
+                as_zero_N = jnp.where(gate.zero_N, 0.0, score_N)
+                without_N = compare(level, as_zero_N, id_N, ddof=ddof, normalisation=normalisation).base_N
             else:
                 without_N = jnp.zeros_like(kept_N)
-            kept_N = jnp.where(gate.zero_N, without_N, kept_N)
-        fallback_N = gate.scale * advantages.group_compare(gate.coverage_N, id_N, weight_N=base.weight_N, ddof=ddof)
+            kept_N = jnp.where(gate.tolerated_N, without_N, kept_N)
+        fallback_N = gate.scale * advantages.group_compare(gate.score_N, id_N, weight_N=base.weight_N, ddof=ddof)
         advantage_N = jnp.where(gate.open_N, kept_N + fallback_N, kept_N)
         return base.replace(advantage_N=advantage_N, gate=gate.replace(kept_N=kept_N))
 
     return gated
 
 
-def _gate(config, table, base, score_N, gate_score_N, tolerance) -> Gate:
+def _gate(config, table, base, score_N, gate_score_N, tolerance, keys) -> Gate:
     id_N = base.id_N
     penalty_N = table.penalty_N if config.gate_on == 'penalised' else jnp.zeros_like(table.penalty_N)
     read_N = (score_N if gate_score_N is None else gate_score_N) - penalty_N
-    coverage_N, rank_N = jnp.asarray(table.coverage_N), table.coverage_rank_N
-    if base.level == 'step' and config.coverage_credit == 'transition':
-        coverage_N, rank_N = (jnp.asarray(table.novel_N, dtype) for dtype in (jnp.float32, jnp.int32))
-    open_N = coverage_gate(read_N, rank_N, table.failed_N, id_N, tolerance=tolerance)
-    if gate_score_N is not None:  # the base may still tell failures apart, by how close to success they came
+    compared_N, rank_N = coverage_controls.score(
+        config.variant, table, base.level, id_N, coverage_credit=config.coverage_credit, keys=keys
+    )
+    zero_N = zero_score(read_N, id_N, tolerance=tolerance)
+    if not config.is_gated:
+        open_N = advantages.group_varies(rank_N, id_N)
+    elif config.variant in coverage_controls.UNGATED_BY_COVERAGE:
+        open_N = zero_N if tolerance else zero_N & _all(table.failed_N, id_N)
+    else:
+        open_N = coverage_gate(read_N, rank_N, table.failed_N, id_N, tolerance=tolerance)
+    if gate_score_N is not None and config.is_gated:  # the base may still tell failures apart, by their distance
         open_N &= ~advantages.group_varies(score_N - penalty_N, id_N)
 
-    zero_N = scope_N = zero_score(read_N, id_N, tolerance=tolerance)
-    scope_id_N = id_N
+    scope_N, scope_id_N = zero_N, id_N
     if config.q_fail_scope == 'task':
         scope_id_N = table.group_id_N
         scope_N = zero_score(table.episode_return_N - penalty_N, scope_id_N, tolerance=tolerance)
@@ -156,10 +181,10 @@ def _gate(config, table, base, score_N, gate_score_N, tolerance) -> Gate:
         varies_N=advantages.group_varies(rank_N, id_N),
         all_failed_N=_all(table.failed_N, id_N),
         contrast_N=advantages.group_varies(table.penalty_N, id_N),
-        coverage_N=coverage_N,
+        score_N=compared_N,
         kept_N=base.base_N,
         q_fail=q_fail,
-        scale=scale if config.mode == 'deployed' else jnp.full_like(scale, config.coverage_scale),
+        scale=scale if config.mode == 'deployed' and config.is_gated else jnp.full_like(scale, config.coverage_scale),
     )
 
 
@@ -214,13 +239,13 @@ def _level_counts(comparison) -> dict[str, Array]:
     }
 
 
-def check_gate(comparison: advantages.Comparison, *, mode: str) -> None:
+def check_gate(comparison: advantages.Comparison, config: CoverageConfig) -> None:
     """The exact-zero gate's invariants as value assertions; call it under `chex.chexify(jax.jit(...))` or eagerly.
 
     (a) outside open groups the advantage is bit-equal to the base's (except in groups that break the score gap);
-    (b) in 'ideal' mode the base is exactly 0 inside, apart from groups whose penalties differ;
+    (b) in 'ideal' mode the base is exactly 0 inside, apart from groups whose penalties differ ('always_on' has no (b));
     (c) in each open group the fallback's (weighted) sum is 0 within 1e-5 * size * scale, and its std is
-        scale * s / (s + eps), s the coverage's own std; (d) all is finite; (e) padding rows are exactly 0.
+        scale * s / (s + eps), s the compared score's own std; (d) all is finite; (e) padding rows are exactly 0.
     """
     gate, id_N = comparison.gate, comparison.id_N
     base_N, advantage_N = comparison.base_N, comparison.advantage_N
@@ -237,7 +262,7 @@ def check_gate(comparison: advantages.Comparison, *, mode: str) -> None:
         chex.assert_trees_all_equal(
             bits(x_N, where_N), bits(base_N, where_N), custom_message='(a) outside the gate: bits of the base'
         )
-    if mode == 'ideal':
+    if config.mode == 'ideal' and config.is_gated:
         inside_N = jnp.where(gate.open_N & ~gate.contrast_N, base_N, 0.0)
         chex.assert_trees_all_equal(
             inside_N, jnp.zeros_like(inside_N), custom_message='(b) inside the gate: the base is zero'
@@ -249,7 +274,7 @@ def check_gate(comparison: advantages.Comparison, *, mode: str) -> None:
     excess_N = jnp.abs(advantages.group_sum(comparison.weight_N * fallback_N, id_N))
     excess_N -= size_N * (1e-5 * gate.scale + rounding_N)
     statistics = {'weight_N': comparison.weight_N, 'ddof': comparison.ddof}
-    spread_N = advantages.group_std(gate.coverage_N, id_N, **statistics)
+    spread_N = advantages.group_std(gate.score_N, id_N, **statistics)
     expected_N = gate.scale * spread_N / (spread_N + advantages.EPS)
     error_N = jnp.abs(advantages.group_std(fallback_N, id_N, **statistics) - expected_N)
     error_N -= 1e-3 * gate.scale + 10 * rounding_N

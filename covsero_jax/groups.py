@@ -36,6 +36,10 @@ class StepTable:
     coverage_N: Array  # float32: first-visit coverage of the trajectory, repeated on its rows
     coverage_rank_N: Array  # int32: rank of the exact rational coverage in this update; equal rank <=> equal coverage
     novel_N: Array  # bool: the next observation was not seen before in this trajectory
+    change_rate_N: Array  # float32: share of the trajectory's steps that changed the observation, on all its rows
+    change_rank_N: Array  # int32: rank of that share as an exact rational
+    changed_N: Array  # bool: the next observation is not this one
+    action_tokens_N: Array  # float32: length of the reply
     failed_N: Array  # bool: the trajectory did not succeed
 
 
@@ -95,6 +99,11 @@ def first_visit_coverage(trajectory: Trajectory) -> fractions.Fraction:
     if not trajectory.steps:
         raise ValueError(f'task {trajectory.task_id}: a trajectory without steps has no coverage')
     return fractions.Fraction(int(first_visits(trajectory).sum()), len(trajectory.steps))
+
+
+def observation_changes(trajectory: Trajectory) -> np.ndarray:
+    """Bool [T]: changed_t = [o_{t+1} != o_t]; revisits count. The signal of the Obs-Change control (CovGPO §7.11)."""
+    return np.array([step.next_observation != step.observation for step in trajectory.steps], bool)
 
 
 def goal_distances(group: Group) -> dict[str | None, int]:
@@ -167,8 +176,8 @@ def build_step_table(
     group_ids = np.repeat(np.arange(len(groups)), group_sizes).tolist()
     trajectory_ids = np.repeat(np.arange(len(trajectories)), lengths).tolist()
     observations = [step.observation for step in steps]
-    coverage = [first_visit_coverage(trajectory) for trajectory in trajectories]
-    rank = {value: i for i, value in enumerate(sorted(set(coverage)))}
+    novel, changed = ([count(t) for t in trajectories] for count in (first_visits, observation_changes))
+    coverage, changes = ([fractions.Fraction(int(x.sum()), len(x)) for x in flags] for flags in (novel, changed))
     rewards = [[step.reward for step in trajectory.steps] for trajectory in trajectories]
     goal = {'goal_discount': goal_discount, 'goal_reward': goal_reward, 'distance_offset': distance_offset}
 
@@ -188,14 +197,23 @@ def build_step_table(
         goal_return_N=per_row([value for group in groups for value in goal_returns(group, **goal)], np.float32),
         penalty_N=per_row([invalid_penalty * _is_penalised(step, penalise) for step in steps], np.float32),
         coverage_N=per_trajectory([float(value) for value in coverage], np.float32),
-        coverage_rank_N=per_trajectory([rank[value] for value in coverage], np.int32),
-        novel_N=per_row(_joined(first_visits(trajectory) for trajectory in trajectories), bool),
+        coverage_rank_N=per_trajectory(_ranks(coverage), np.int32),
+        novel_N=per_row(_joined(novel), bool),
+        change_rate_N=per_trajectory([float(value) for value in changes], np.float32),
+        change_rank_N=per_trajectory(_ranks(changes), np.int32),
+        changed_N=per_row(_joined(changed), bool),
+        action_tokens_N=per_row([len(step.action_tokens) for step in steps], np.float32),
         failed_N=per_trajectory([not trajectory.success for trajectory in trajectories], bool),
     )
 
 
 def _is_penalised(step: Step, penalise: str) -> bool:
     return not step.parsed or (penalise == 'admissible' and not step.admissible_command)
+
+
+def _ranks(values: Sequence[fractions.Fraction]) -> list[int]:
+    rank = {value: i for i, value in enumerate(sorted(set(values)))}
+    return [rank[value] for value in values]
 
 
 def _joined(arrays) -> np.ndarray:

@@ -53,8 +53,10 @@ class LossConfig:
 
     With kl_coef = 0 no reference log-probs are needed. count_zero_rows = False leaves rows of advantage 0 out of the
     policy term's denominator (they never were in its numerator); KL and entropy always average over every real token.
+    policy_loss 'gspo' compares whole replies; it wants a clip range of 3e-4 / 4e-4 and aggregation 'sequence'.
     """
 
+    policy_loss: str = 'ppo'  # losses.POLICY_LOSSES
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = 3.0
@@ -68,6 +70,8 @@ class LossConfig:
     def __post_init__(self):
         if self.aggregation not in losses.AGGREGATIONS:
             raise ValueError(f'aggregation={self.aggregation!r} is not one of {losses.AGGREGATIONS}')
+        if self.policy_loss not in losses.POLICY_LOSSES:
+            raise ValueError(f'policy_loss={self.policy_loss!r} is not one of {losses.POLICY_LOSSES}')
         if self.temperature <= 0 or self.chunk < 1:
             raise ValueError(f'temperature={self.temperature} and chunk={self.chunk} must be positive')
 
@@ -244,16 +248,21 @@ def _objective(
         return losses.masked_sum(x_BA, mask_BA, weight_B)[0]
 
     clip = {'clip_low': loss.clip_low, 'clip_high': loss.clip_high}
-    policy_BA = losses.clipped_policy_loss(
-        logprob_BA, old_logprob_BA, micro.advantage_B, dual_clip=loss.dual_clip, **clip
-    )
+    if loss.policy_loss == 'gspo':
+        log_ratio_BA = losses.sequence_log_ratio(logprob_BA, old_logprob_BA, mask_BA)
+        policy_BA = losses.sequence_policy_loss(logprob_BA, old_logprob_BA, mask_BA, micro.advantage_B, **clip)
+    else:
+        log_ratio_BA = losses.log_ratio(logprob_BA, old_logprob_BA)
+        policy_BA = losses.clipped_policy_loss(
+            logprob_BA, old_logprob_BA, micro.advantage_B, dual_clip=loss.dual_clip, **clip
+        )
     policy = total(policy_BA) / policy_count
     entropy = total(entropy_BA) / count
     kl = jnp.zeros(())
     if loss.kl_coef:
         kl = total(losses.kl_penalty(logprob_BA, losses.where_real(micro.ref_logprob_BA, mask_BA))) / count
     objective = policy + loss.kl_coef * kl - loss.entropy_coef * entropy
-    clipped_BA = losses.is_clipped(logprob_BA, old_logprob_BA, micro.advantage_B, **clip)
+    clipped_BA = losses.is_clipped(log_ratio_BA, micro.advantage_B, **clip)
     metrics = {
         'loss/total': objective,
         'loss/policy': policy,
@@ -261,7 +270,7 @@ def _objective(
         'loss/entropy': entropy,
         'loss/clip_fraction': total(clipped_BA.astype(jnp.float32)) / count,
         'loss/old_kl': total(losses.kl_penalty(logprob_BA, old_logprob_BA)) / count,
-        'loss/ratio_max': jnp.max(jnp.exp(losses.log_ratio(logprob_BA, old_logprob_BA))),
+        'loss/ratio_max': jnp.max(jnp.exp(log_ratio_BA)),
         'batch/action_tokens': jnp.sum(mask_BA).astype(jnp.float32),
     }
     return objective, metrics

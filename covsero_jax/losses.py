@@ -17,6 +17,7 @@ import numpy as np
 Array = jax.Array
 
 AGGREGATIONS = ('token', 'sequence', 'trajectory')
+POLICY_LOSSES = ('ppo', 'gspo')
 RATIO_BOUND = 20.0  # nats; far outside any clip range, and exp of it is finite in float32
 KL_BOUND = 10.0  # nats
 
@@ -71,17 +72,46 @@ def clipped_policy_loss(
     r = pi / pi_old per token; a row's advantage applies to each of its action tokens. PPO (arXiv 1707.06347, Eq. 7);
     asymmetric range: DAPO (arXiv 2503.14476, section 3.1: clip_high = 0.28); dual clip: arXiv 1912.09729.
     """
-    ratio_BA = jnp.exp(log_ratio(logprob_BA, old_logprob_BA))
-    advantage_BA = _per_token(advantage_B, ratio_BA)
-    loss_BA = jnp.maximum(-advantage_BA * ratio_BA, -advantage_BA * jnp.clip(ratio_BA, 1 - clip_low, 1 + clip_high))
+    log_ratio_BA = log_ratio(logprob_BA, old_logprob_BA)
+    advantage_BA = _per_token(advantage_B, log_ratio_BA)
+    loss_BA = _clipped(log_ratio_BA, advantage_BA, clip_low, clip_high)
     return jnp.where(advantage_BA < 0, jnp.minimum(loss_BA, -advantage_BA * dual_clip), loss_BA)
 
 
-def is_clipped(
-    logprob_BA: Array, old_logprob_BA: Array, advantage_B: Array, *, clip_low: float = 0.2, clip_high: float = 0.2
+def sequence_policy_loss(
+    logprob_BA: Array,
+    old_logprob_BA: Array,
+    mask_BA: Array,
+    advantage_B: Array,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
 ) -> Array:
+    """GSPO: as above without dual clip, r the ratio of the whole reply: exp(mean over its tokens of log pi / pi_old).
+
+    GSPO-token form (arXiv 2507.18071, Eq. 13-15): every token holds the reply's ratio, its gradient is its own token's.
+    With aggregation='sequence' that is GSPO exactly. [B, A], to be minimised.
+    """
+    log_ratio_BA = sequence_log_ratio(logprob_BA, old_logprob_BA, mask_BA)
+    return _clipped(log_ratio_BA, _per_token(advantage_B, log_ratio_BA), clip_low, clip_high)
+
+
+def sequence_log_ratio(logprob_BA: Array, old_logprob_BA: Array, mask_BA: Array) -> Array:
+    """Mean over the row's real tokens of log pi - log pi_old, on each of them, with the gradient of its own log pi."""
+    length_B = jnp.maximum(jnp.sum(mask_BA, axis=-1), 1)
+    mean_B = jnp.sum(where_real(log_ratio(logprob_BA, old_logprob_BA), mask_BA), axis=-1) / length_B
+    own_BA = logprob_BA - jax.lax.stop_gradient(logprob_BA)  # 0, with a gradient
+    return own_BA + jax.lax.stop_gradient(mean_B)[..., None]
+
+
+def _clipped(log_ratio_BA: Array, advantage_BA: Array, clip_low: float, clip_high: float) -> Array:
+    ratio_BA = jnp.exp(log_ratio_BA)
+    return jnp.maximum(-advantage_BA * ratio_BA, -advantage_BA * jnp.clip(ratio_BA, 1 - clip_low, 1 + clip_high))
+
+
+def is_clipped(log_ratio_BA: Array, advantage_B: Array, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Array:
     """Tokens whose policy gradient the clip range stops: the ratio has left it on the side that A favours. bool [B, A]."""
-    ratio_BA = jnp.exp(log_ratio(logprob_BA, old_logprob_BA))
+    ratio_BA = jnp.exp(log_ratio_BA)
     advantage_BA = _per_token(advantage_B, ratio_BA)
     return ((advantage_BA > 0) & (ratio_BA > 1 + clip_high)) | ((advantage_BA < 0) & (ratio_BA < 1 - clip_low))
 

@@ -92,8 +92,10 @@ def _replace(path: pathlib.Path, text: str) -> None:
 def rollout_metrics(groups: Sequence[Group], task_types: Sequence[str]) -> dict[str, float]:
     """Success, failure shares and reply quality of one update's groups (CovGPO, §10.8).
 
-    `group/all_failed_share/<type>`: share of all-failed groups among this type's groups. `coverage/...`: mean first-visit
-    rate of failed and of successful trajectories (0 when there are none).
+    task_types: one per task. `group/all_failed/<type>`: number of all-failed groups of this type, 0 where it was not
+    played; over any updates, its sum divided by that of `group/all_failed` is P(type | all-failed).
+    `group/all_failed_share/<type>`: share of all-failed groups among this type's groups, if there are any.
+    `coverage/...`: mean first-visit rate of failed and of successful trajectories (0 when there are none).
     """
     trajectories = [t for group in groups for t in group.trajectories]
     steps = [s for t in trajectories for s in t.steps]
@@ -117,6 +119,8 @@ def rollout_metrics(groups: Sequence[Group], task_types: Sequence[str]) -> dict[
         by_type[task_types[group.task_id]].append(failed)
     for kind, failed in sorted(by_type.items()):
         out[f'group/all_failed_share/{kind}'] = np.mean(failed)
+    for kind in sorted(set(task_types)):
+        out[f'group/all_failed/{kind}'] = sum(by_type[kind])
     return {name: float(value) for name, value in out.items()}
 
 

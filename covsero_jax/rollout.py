@@ -7,6 +7,7 @@ and reads the latter.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -77,6 +78,46 @@ def collect_groups(
                 if progress is not None:
                     progress(episode.trajectory())
     return [Group(members[0].task_id, tuple(episode.trajectory() for episode in members)) for members in episodes]
+
+
+def has_contrast(group: Group) -> bool:
+    """The group's trajectories do not all have the same return, before penalties."""
+    return len({math.fsum(step.reward for step in trajectory.steps) for trajectory in group.trajectories}) > 1
+
+
+def collect_until_contrast(
+    pool: workers.WorkerPool,
+    policy: Policy,
+    prompts: PromptBuilder,
+    batches: Sequence[Sequence[int]],
+    *,
+    group_size: int,
+    max_steps: int,
+    progress: Callable[[Trajectory], None] | None = None,
+) -> tuple[list[Group], list[Group]]:
+    """Dynamic sampling: play batches of tasks until as many groups as one batch has have contrast (DAPO, 2503.14476, §3.2).
+
+    Returns (kept, played). Groups without contrast are dropped, save those of the last batch that `batches` allows: it
+    is kept whole, with a warning. Surplus groups are kept too. With one batch this is `collect_groups`.
+    """
+    kept: list[Group] = []
+    played: list[Group] = []
+    for number, task_ids in enumerate(batches):
+        group_ids = range(len(played), len(played) + len(task_ids))
+        groups = collect_groups(
+            pool, policy, prompts, task_ids,
+            group_size=group_size, max_steps=max_steps, group_ids=group_ids, progress=progress,
+        )  # fmt: skip
+        played += groups
+        is_last = number == len(batches) - 1
+        kept += [group for group in groups if is_last or has_contrast(group)]
+        if len(kept) >= len(task_ids) and not is_last:
+            break
+    if is_last and number:
+        logging.warning(
+            'dynamic sampling: only %d of %d groups have contrast after the allowed %d batches; the last batch is kept '
+            'as it is', sum(map(has_contrast, played)), len(played), len(batches))  # fmt: skip
+    return kept, played
 
 
 @dataclasses.dataclass

@@ -1,12 +1,13 @@
 """Sampling replies: a jitted prefill and decode loop with a KV cache, and the `Policy` that rollouts call.
 
 Tokens are drawn from softmax(logits / temperature) and nothing else: no top-k, top-p or repetition penalty, whatever a
-model folder's generation_config.json says. Every row has its own PRNG key, so that a reply depends on its prompt and
+model folder's generation_config.json says. (`Bands`, off unless asked for, is the one exception.) Every row has its own PRNG key, so that a reply depends on its prompt and
 its row id, not on what else is in the batch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -33,7 +34,40 @@ class Completion:
     mask_BA: Array  # bool
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'max_new_tokens', 'temperature', 'eos_ids'))
+@dataclasses.dataclass(frozen=True)
+class Bands:
+    """Band-conditioned sampling: rollouts that try what the policy finds possible, but not likely (CovGPO §9.2).
+
+    Tokens of probability >= `head` are the head band; those in [floor, head) are the mid and low bands, rarer ones are
+    noise. A share `mix` of all probability is drawn from the mid and low bands alone, in the policy's proportions:
+
+        q(v) = (1 - mix) p(v) + mix p(v) [floor <= p(v) < head] / sum of p over these;   q = p where there are none
+
+    The paper's summary says where probability goes, not how: the formula, and that it works on tokens, are our reading.
+    It is off-policy on purpose and not corrected for, so the recorded log-probabilities are the policy's own, p.
+    Raises ValueError unless 0 < mix < 1 and 0 <= floor < head <= 1.
+    """
+
+    mix: float
+    head: float = 0.5
+    floor: float = 0.01
+
+    def __post_init__(self):
+        if not (0 < self.mix < 1 and 0 <= self.floor < self.head <= 1):
+            raise ValueError(f'{self} needs 0 < mix < 1 and 0 <= floor < head <= 1')
+
+
+def band_logprobs(logprob_BV: Array, bands: Bands) -> Array:
+    """log q of `Bands`, from log p. [B, V]."""
+    chex.assert_rank(logprob_BV, 2)
+    prob_BV = jnp.exp(logprob_BV)
+    rare_BV = jnp.where((prob_BV >= bands.floor) & (prob_BV < bands.head), prob_BV, 0.0)
+    rare_B1 = jnp.sum(rare_BV, axis=-1, keepdims=True)
+    mixed_BV = (1 - bands.mix) * prob_BV + bands.mix * rare_BV / jnp.where(rare_B1 > 0, rare_B1, 1.0)
+    return jnp.where(rare_B1 > 0, jnp.log(mixed_BV), logprob_BV)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'max_new_tokens', 'temperature', 'eos_ids', 'bands'))
 def generate(
     params: model.Params,
     prompt_BP: Array,
@@ -45,12 +79,13 @@ def generate(
     max_new_tokens: int,
     temperature: float,
     eos_ids: tuple[int, ...],
+    bands: Bands | None = None,
 ) -> Completion:
     """Sample a reply to every active row of left-padded prompts; stops as soon as all of them have ended.
 
     Token i of a row is drawn with key `fold_in(key_B[row], i)` from softmax(logits / temperature), in float32. A reply
     ends with one of `eos_ids`, which belongs to it, or after `max_new_tokens`. Temperature 0 takes the likeliest token
-    and reports its log-probability at temperature 1. Inactive rows come back empty.
+    and reports its log-probability at temperature 1. Inactive rows come back empty. `bands` changes what is drawn.
     """
     chex.assert_rank([prompt_BP, active_B, key_B], [2, 1, 1])
     chex.assert_equal_shape([prompt_BP, prompt_mask_BP])
@@ -67,7 +102,8 @@ def generate(
             token_B = jnp.argmax(logprob_BV, axis=-1)
         else:
             token_key_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(key_B, i)
-            token_B = jax.vmap(jax.random.categorical)(token_key_B, logprob_BV)
+            drawn_BV = logprob_BV if bands is None else band_logprobs(logprob_BV, bands)
+            token_B = jax.vmap(jax.random.categorical)(token_key_B, drawn_BV)
         token_B = token_B.astype(jnp.int32)
         return token_B, jnp.take_along_axis(logprob_BV, token_B[:, None], axis=1)[:, 0]
 
@@ -124,6 +160,7 @@ def make_policy(
     max_new_tokens: int,
     temperature: float,
     eos_ids: tuple[int, ...],
+    bands: Bands | None = None,
 ) -> trajectory.Policy:
     """A `Policy` that pads prompts to one of `buckets` tokens and batches to one of `row_buckets` rows.
 
@@ -134,7 +171,7 @@ def make_policy(
     params = jax.tree.map(jnp.asarray, params)  # once, not at every call
     buckets, row_buckets = sorted(buckets), sorted(row_buckets)
     run = functools.partial(
-        generate, config=config, max_new_tokens=max_new_tokens, temperature=temperature, eos_ids=tuple(eos_ids)
+        generate, config=config, max_new_tokens=max_new_tokens, temperature=temperature, eos_ids=tuple(eos_ids), bands=bands
     )
 
     def sample(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[trajectory.SampledAction]:

@@ -1,12 +1,12 @@
-"""Finished runs as small committed files, and the tables made from them.
+"""Finished runs as small committed files, and what can be said about several of them.
 
     python -m experiments.results record runs/A runs/B      results/<experiment>-<preset>-seed<N>.json for each
-    python -m experiments.results table                     success before -> after, mean +- std over seeds
+
+`experiments.compare` makes many of them, and their tables.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import pathlib
@@ -14,54 +14,83 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from covsero_jax import metrics
 
 FOLDER = pathlib.Path('results')
-CURVES = ('rollout/success_rate', 'group/all_failed_share', 'gate/triggered_share', 'gate/step/zero_score', 'gate/step/groups',
-          'gate/step/repair', 'rollout/admissible', 'coverage/failed', 'coverage/successful')
+Result = dict[str, Any]
 
 
-def record(run: pathlib.Path) -> pathlib.Path:
-    """Write a finished run's configuration, commit, machine, evaluations and curves. Raises ValueError if unfinished."""
+def record(run: pathlib.Path, path: pathlib.Path | None = None) -> pathlib.Path:
+    """Write a finished run's configuration, commit, machine, evaluations and curves. Raises ValueError if unfinished.
+
+    A curve is one number per update, null where there is none.
+    """
     config, rows = json.loads((run / 'config.json').read_text()), metrics.read_metrics(run)
-    if rows[-1]['update'] != config['updates']:
-        raise ValueError(f'{run} stopped after update {rows[-1]["update"]} of {config["updates"]}; finish it first')
+    if not rows or rows[-1]['update'] != config['updates']:
+        reached = rows[-1]['update'] if rows else 0
+        raise ValueError(f'{run} stopped after update {reached} of {config["updates"]}; finish it first')
     evaluations = [{name: value for name, value in row.items() if name == 'update' or name.startswith('eval/')}
                    for row in rows if any(name.startswith('eval/') for name in row)]
-    seconds = {name: round(float(np.mean([row[name] for row in rows[3:] if name in row])), 3)
-               for name in rows[-1] if name.startswith('time/')}
+    names = sorted({name for row in rows[1:] for name in row if name != 'update' and not name.startswith('eval/')})
     out = {
         'experiment': config['experiment'], 'preset': config['preset'], 'seed': config['seed'], 'config': config,
         'commit': _commit(), 'date': time.strftime('%Y-%m-%d'),
         'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'evaluations': evaluations,
-        'seconds_per_update': seconds,
-        'curves': {name: [round(row[name], 5) for row in rows[1:]] for name in CURVES},
+        'curves': {name: [_short(row[name]) if name in row else None for row in rows[1:]] for name in names},
     }
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f'{config["experiment"]}-{config["preset"]}-seed{config["seed"]}.json'
-    path.write_text(json.dumps(out) + '\n')
+    path = path or FOLDER / f'{config["experiment"]}-{config["preset"]}-seed{config["seed"]}.json'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + '.tmp')
+    temporary.write_text(json.dumps(out) + '\n')
+    temporary.replace(path)
     return path
 
 
-def table() -> str:
-    """One line per experiment and preset and split, from all files under results/."""
-    runs = collections.defaultdict(list)
-    for path in sorted(FOLDER.glob('*.json')):
+def read(path: pathlib.Path) -> Result:
+    """One result file. ValueError names a file that is none."""
+    try:
         result = json.loads(path.read_text())
-        runs[result['experiment'], result['preset']].append(result)
-    lines = ['| experiment | preset | seeds | split | before | after | gain |', '|---|---|---|---|---|---|---|']
-    for (experiment, preset), results in sorted(runs.items()):
-        splits = [name.split('/')[1] for name in results[0]['evaluations'][0] if name.endswith('/success_rate')]
-        for split in splits:
-            before, after = (np.array([r['evaluations'][i][f'eval/{split}/success_rate'] for r in results]) * 100
-                             for i in (0, -1))
-            spread = f' ± {after.std(ddof=1):.1f}' if len(results) > 1 else ''
-            lines.append(f'| {experiment} | {preset} | {len(results)} | {split} | {before.mean():.1f} % | '
-                         f'{after.mean():.1f}{spread} % | {(after - before).mean():+.1f} |')
-    return '\n'.join(lines)
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f'{path}: {error}') from error
+    missing = {'experiment', 'seed', 'config', 'evaluations', 'curves'} - set(result)
+    if missing:
+        raise ValueError(f'{path} is not a result file: it lacks {", ".join(sorted(missing))}')
+    return result
+
+
+def splits(result: Result) -> list[str]:
+    return [name.split('/')[1] for name in result['evaluations'][0] if name.count('/') == 2 and name.endswith('/success_rate')]
+
+
+def success(result: Result, evaluation: int, kind: str = '') -> np.ndarray:
+    """Success rate in % of one evaluation (0 the first, -1 the last) on each split; of one task type if given."""
+    name = f'success_rate/{kind}' if kind else 'success_rate'
+    return 100 * np.array([result['evaluations'][evaluation][f'eval/{split}/{name}'] for split in splits(result)])
+
+
+def late_rollouts(result: Result) -> float:
+    """Success rate in % of the training rollouts of the last third of the updates: many more episodes than an evaluation."""
+    curve = result['curves']['rollout/success_rate']
+    return 100 * float(np.mean(curve[-max(1, len(curve) // 3):]))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, half width of its 95 % confidence interval by Student's t); the half width of one value is inf."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return float(values.mean()), float('inf')
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(half)
+
+
+def _short(value: float) -> float:
+    return float(f'{value:.5g}')
 
 
 def _commit() -> str:
@@ -70,10 +99,8 @@ def _commit() -> str:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:2] == ['record']:
-        for name in sys.argv[2:]:
-            print(f'results: {record(pathlib.Path(name))}')
-    elif sys.argv[1:] == ['table']:
-        print(table())
+    if sys.argv[1:2] == ['record'] and sys.argv[2:]:
+        for argument in sys.argv[2:]:
+            print(f'results: {record(pathlib.Path(argument))}')
     else:
         sys.exit(__doc__)

@@ -53,7 +53,7 @@ class Stop:
 class Programs:
     """The compiled programs of a run."""
 
-    advantages: Any  # StepTable -> (advantage_N, gate_N, gate metrics)
+    advantages: Any  # (StepTable, key) -> (advantage_N, gate_N, gate metrics)
     logprobs: Any  # (params, tokens of a micro-batch) -> log-probs
     train: learner.TrainStep  # (state, minibatch) -> (state, metrics)
 
@@ -87,15 +87,15 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
             for update in range(start + 1, config.updates + 1):
                 stop.check()
                 with timer('rollout'):
-                    collected = collect(config, pool, policy, prompts, state.params, update, stop)
+                    collected, rollout_metrics = collect(config, pool, policy, prompts, state.params, update, stop)
                 with timer('advantages'):
-                    rows = num_envs * config.env.max_steps
-                    table = build_table(config, collected, rows)
-                    advantage_N, gate_N, gate_metrics = jax.device_get(programs.advantages(table))
+                    table = build_table(config, collected)
+                    key = wiring.draw_key(config.seed, update, 'coverage')
+                    advantage_N, gate_N, gate_metrics = jax.device_get(programs.advantages(table, key))
                 stop.check()  # from here on the update is completed: the state is being replaced
                 state, learn_metrics = learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update)
                 finished = update
-                measured = {**metrics.rollout_metrics(collected, pool.task_types), **gate_metrics, **learn_metrics}
+                measured = {**rollout_metrics, **gate_metrics, **learn_metrics}
                 if update % config.eval.every == 0 or update == config.updates:
                     with timer('evaluate'):
                         measured |= evaluator.run(state.params)
@@ -126,23 +126,31 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
 
 
 def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
-    """Roll out this update's groups with the present parameters."""
-    task_ids = rollout.task_schedule(config.seed, update, num_tasks=len(pool.task_names),
-                                     num_groups=config.rollout.num_groups)
+    """(groups to learn from, metrics of all groups that were played), with the present parameters."""
+    r = config.rollout
     act = sampler.make_policy(
         params, config=policy.config, key=wiring.draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
-        row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
-        temperature=config.rollout.temperature, eos_ids=policy.eos_ids)
-    return rollout.collect_groups(pool, act, prompts, task_ids, group_size=config.rollout.group_size,
-                                  max_steps=config.env.max_steps, progress=stop.check)
+        row_buckets=r.row_buckets, max_new_tokens=config.prompt.max_action, temperature=r.temperature,
+        eos_ids=policy.eos_ids, bands=wiring.band_config(config))
+    task_ids = [rollout.task_schedule(config.seed, update * r.max_batches + i, num_tasks=len(pool.task_names),
+                                      num_groups=r.num_groups) for i in range(r.max_batches)]
+    kept, played = rollout.collect_until_contrast(pool, act, prompts, task_ids, group_size=r.group_size,
+                                                  max_steps=config.env.max_steps, progress=stop.check)
+    measured = metrics.rollout_metrics(played, pool.task_types)
+    if r.max_batches > 1:
+        measured |= {'rollout/batches': len(played) // r.num_groups, 'rollout/groups_dropped': len(played) - len(kept)}
+    return kept, measured
 
 
-def build_table(config, collected, num_rows: int) -> groups.StepTable:
+def build_table(config, collected) -> groups.StepTable:
+    """The update's table. Its size is that of num_groups full groups, or twice that: two shapes to compile at most."""
     a = config.advantage
+    whole = config.rollout.num_groups * config.rollout.group_size * config.env.max_steps
+    steps = sum(len(trajectory.steps) for group in collected for trajectory in group.trajectories)
     return groups.build_step_table(
         collected, discount=a.discount, goal_discount=a.goal_discount, history_depth=a.history_depth,
-        num_rows=num_rows, invalid_penalty=a.invalid_penalty, penalise=a.penalise, goal_reward=config.env.success_reward,
-        distance_offset=a.distance_offset)
+        num_rows=whole * -(-steps // whole), invalid_penalty=a.invalid_penalty, penalise=a.penalise,
+        goal_reward=config.env.success_reward, distance_offset=a.distance_offset)
 
 
 def learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update: int):
@@ -200,15 +208,15 @@ def make_programs(config, model_config, optimizer, mesh) -> Programs:
     options = wiring.coverage_config(config)
     loss = wiring.loss_config(config)
 
-    def advantage_step(table: groups.StepTable):
+    def advantage_step(table: groups.StepTable, key: jax.Array):
         compare = advantages.make_compare(table, normalisation=config.advantage.normalisation,
                                           episode_stats=config.advantage.episode_stats)
-        compare = coverage.with_coverage(compare, table, options)
+        compare = coverage.with_coverage(compare, table, options, key)
         estimator = advantages.ESTIMATORS[config.advantage.estimator]
         advantage_N, comparisons = estimator(table, compare, **config.advantage.options)
         if config.debug.check_invariants:
             for comparison in comparisons:
-                coverage.check_gate(comparison, mode=options.mode)
+                coverage.check_gate(comparison, options)
         gate_N = jnp.stack([c.gate.open_N for c in comparisons]).any(axis=0)
         summary = coverage.gate_metrics(comparisons)
         triggered = sum(v for name, v in summary.items() if name.endswith('/triggered'))
@@ -244,22 +252,11 @@ def resume(config, workdir: pathlib.Path, saved: checkpoint.Checkpoints, state, 
     if loop['model'] != json.loads(json.dumps(dataclasses.asdict(policy.config))):
         raise checkpoint.CheckpointError(
             f'{workdir} holds a run of another model ({loop["model_folder"]}); choose another --workdir')
-    changed = _differences(loop['config'], json.loads(config.to_json_best_effort()))
+    changed = wiring.differences(loop['config'], json.loads(config.to_json_best_effort()))
     if changed:
         logging.warning('continuing %s with other settings than it began with: %s', workdir, ', '.join(changed))
     print(f'continuing {workdir} after update {update}')
     return update, saved.restore(update, state), loop['best']
-
-
-def _differences(old: dict, new: dict, prefix: str = '') -> list[str]:
-    out = []
-    for name in sorted({*old, *new}):
-        a, b = old.get(name), new.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            out += _differences(a, b, f'{prefix}{name}.')
-        elif a != b:
-            out.append(f'{prefix}{name} {a!r} -> {b!r}')
-    return out
 
 
 def main(argv: Sequence[str]) -> None:

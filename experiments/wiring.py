@@ -21,14 +21,14 @@ import tqdm
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, sharding, workers
+from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, sampler, sharding, workers
 from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, base
 
 QUOTES = '"\''
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
-PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2}  # keeps the random draws of one update apart
+PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2, 'coverage': 3}  # keeps the random draws of one update apart
 
 
 class ConfigError(ValueError):
@@ -58,12 +58,15 @@ def define_config(what: str):
         return config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', what)
 
 
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """absl's app.run, with one line for flags and configuration fields that do not exist."""
+def run_main(main: Callable[[Sequence[str]], None], *, known_only: bool = False) -> None:
+    """absl's app.run, with one line for flags and configuration fields that do not exist.
+
+    known_only: `main` gets the flags that nobody has defined.
+    """
 
     def parse(argv: list[str]) -> list[str]:
         try:
-            return flags.FLAGS(argv)
+            return flags.FLAGS(argv, known_only=known_only)
         except flags.Error as error:
             sys.exit(f'error: {str(error).strip().splitlines()[-1].strip()}')
 
@@ -97,11 +100,18 @@ def check(config: ConfigDict) -> None:
     """Fields that depend on each other or on this machine. Raises ConfigError."""
     if config.advantage.estimator not in advantages.ESTIMATORS:
         raise ConfigError(f'advantage.estimator={config.advantage.estimator!r}; there are {", ".join(advantages.ESTIMATORS)}')
-    try:
-        coverage_config(config)
-        loss_config(config)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f'coverage or loss: {error}') from error
+    if config.advantage.normalisation not in advantages.NORMALISATIONS:
+        raise ConfigError(f'advantage.normalisation={config.advantage.normalisation!r}; there are '
+                          f'{", ".join(advantages.NORMALISATIONS)}')
+    for section, build in (('coverage', coverage_config), ('loss', loss_config), ('rollout', band_config)):
+        try:
+            build(config)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f'{section}: {error}') from error
+    if config.rollout.group_size < 2:
+        raise ConfigError(f'rollout.group_size={config.rollout.group_size}: a group of one has nothing to be compared with')
+    if config.rollout.max_batches < 1:
+        raise ConfigError(f'rollout.max_batches={config.rollout.max_batches} must be at least 1')
     devices = make_mesh(config).size
     if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % devices:
         raise ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
@@ -227,12 +237,30 @@ def coverage_config(config: ConfigDict) -> coverage.CoverageConfig:
     return coverage.CoverageConfig(**config.coverage)
 
 
+def band_config(config: ConfigDict) -> sampler.Bands | None:
+    """Band-conditioned sampling of training rollouts, or None."""
+    r = config.rollout
+    return sampler.Bands(mix=r.band_mix, head=r.band_head, floor=r.band_floor) if r.band_mix else None
+
+
 def loss_config(config: ConfigDict) -> learner.LossConfig:
     return learner.LossConfig(**config.loss, temperature=config.rollout.temperature)
 
 
 def optimizer_config(config: ConfigDict) -> learner.OptimizerConfig:
     return learner.OptimizerConfig(**config.optimizer)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = '') -> list[str]:
+    """The fields in which two configurations (as JSON) differ, with both values."""
+    out = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            out += differences(a, b, f'{prefix}{name}.')
+        elif a != b:
+            out.append(f'{prefix}{name} {a!r} -> {b!r}')
+    return out
 
 
 def default_workdir(config: ConfigDict) -> pathlib.Path:

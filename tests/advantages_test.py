@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 
 import advantages_reference as reference
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from table_examples import group, random_groups, three_trajectories, trajectory
+from hypothesis import strategies as st
+from table_examples import (
+    group, in_table_order, random_groups, three_trajectories, trajectory, varied_rows, varied_tables,
+)  # fmt: skip
 
 from covsero_jax import advantages, groups
 
@@ -48,6 +52,34 @@ def test_constant_group_of_trajectories_is_exactly_zero():
     id_N = np.repeat(np.arange(len(cases)), [size * rows for _, size, rows in cases]).astype(np.int32)
     for compare in (advantages.group_compare, compare_jit):
         assert (compare(score_N, id_N, weight_N=weight_N) == 0.0).all()
+
+
+@functools.cache
+def constant_groups():
+    """Groups of one return each (discount 1, so every step's return too), of every size; then one group that differs.
+
+    Lengths differ, so that votes are fractions that round, and so do the numbers of tokens.
+    """
+    batch = [
+        group(*(trajectory('s' * (2 + i % 3) + 'd', rewards=[0.0] * (1 + i % 3) + [value]) for i in range(size)))
+        for value in CONSTANTS
+        for size in (1, 2, 3, 7, 16)
+    ]
+    batch.append(group(trajectory('sab', success=True), trajectory('sbb'), trajectory('s' * 8)))
+    return table_of(batch, num_rows=1024, discount=1.0)
+
+
+@pytest.mark.parametrize('compiled', [False, True], ids=['eager', 'jit'])
+def test_constant_groups_are_exactly_zero_in_every_estimator(compiled):
+    """Nothing of the group that differs reaches them either: REINFORCE++ whitens over the update."""
+    table = constant_groups()
+    differs_N = table.group_id_N == 5 * len(CONSTANTS)
+    assert differs_N.sum() == 11
+    for options in ({}, {'normalisation': 'mean'}, {'episode_stats': 'rows'}):
+        estimates = every_estimator(table, **options) if compiled else every_estimator.__wrapped__(table, **options)
+        for name, advantage_N in estimates.items():
+            assert (advantage_N[~differs_N] == 0.0).all(), (name, options)
+            assert (advantage_N[differs_N] != 0.0).any(), (name, options)
 
 
 def test_groups_are_centred_and_scaled():
@@ -182,6 +214,54 @@ def test_graphgpo_by_hand():
     np.testing.assert_allclose(joint, example(advantages.grpo) + 0.5 * np.float32(graph), atol=6e-5)
 
 
+def test_rloo_by_hand():
+    """10 - (0 + 0) / 2 and 0 - (10 + 0) / 2. By rows, 9 members of mean 10 / 3: 9 / 8 (10 - 10 / 3), 9 / 8 (0 - 10 / 3)."""
+    for episode_stats, won, lost in (('trajectory', 10.0, -5.0), ('rows', 7.5, -3.75)):
+        advantage_N = example(advantages.rloo, episode_stats=episode_stats, normalisation='mean_std')
+        np.testing.assert_allclose(advantage_N, [won] * 3 + [lost] * 6, rtol=1e-6)
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.given(st.lists(st.sampled_from([0.0, 10.0, 0.3, -1.5]), min_size=1, max_size=6), st.integers(0, 5))
+def test_rloo_is_the_return_minus_the_mean_of_the_others(returns, offset):
+    paths = [trajectory('a' * (2 + (i + offset) % 3), rewards=[0.0] * ((i + offset) % 3) + [r]) for i, r in enumerate(returns)]
+    table = table_of([group(*paths)], num_rows=18)
+    advantage_N = np.asarray(every_estimator(table)['rloo'])
+    for i, own in enumerate(returns):
+        others = [*returns[:i], *returns[i + 1 :]]
+        expected = own - sum(others) / len(others) if others else 0.0
+        np.testing.assert_allclose(advantage_N[table.trajectory_id_N == i], expected, atol=5e-6)
+
+
+def test_reinforce_pp_by_hand():
+    """Replies of 1, 2, 3 | 1, 2, 3, 1 | 1, 2 tokens: 6 of 20 / 3 and 10 of -10 / 3 have mean 5 / 12 and variance 23.4375.
+
+    A second task, of 16 tokens in failures only, halves the mean and is in the variance, but stays at 0.
+    """
+    advantage_N = example(advantages.reinforce_pp)
+    np.testing.assert_allclose(advantage_N, [6.25 / 23.4375**0.5] * 3 + [-3.75 / 23.4375**0.5] * 6, rtol=1e-6)
+
+    table = table_of([*three_trajectories(), group(trajectory('abcdefg'), trajectory('abc', tokens=(3, 1)))], num_rows=20)
+    assert table.action_tokens_N[9:].sum() == 16
+    advantage_N, _ = advantages.reinforce_pp(table, advantages.make_compare(table))
+    std = ((6 * (20 / 3) ** 2 + 10 * (10 / 3) ** 2) / 32 - (5 / 24) ** 2) ** 0.5
+    expected = [(20 / 3 - 5 / 24) / std] * 3 + [(-10 / 3 - 5 / 24) / std] * 6
+    np.testing.assert_allclose(advantage_N[:9], expected, rtol=1e-6)
+    assert (advantage_N[9:] == 0).all()
+
+
+def test_reinforce_pp_is_white_over_tokens():
+    """Where every group has contrast, the tokens' mean is 0 and their variance 1."""
+    batch = [
+        group(trajectory('abc', success=True), trajectory('ab', rewards=[value], tokens=(9,)), trajectory('abcd'))
+        for value in (0.3, 4.0, -2.0)
+    ]
+    table = table_of(batch, num_rows=32)
+    advantage_N, _ = advantages.reinforce_pp(table, advantages.make_compare(table))
+    assert abs((table.action_tokens_N * advantage_N).sum()) < 1e-4
+    np.testing.assert_allclose((table.action_tokens_N * advantage_N**2).sum(), table.action_tokens_N.sum(), rtol=1e-5)
+
+
 def test_penalty_hits_its_own_row_only():
     """Relative to the same batch without it: equal among valid rows, and the returns before it are untouched."""
     batch = [group(trajectory('abc', success=True, invalid={1}), trajectory('abc', success=True))]
@@ -206,21 +286,87 @@ def test_penalty_in_an_all_failed_group_stays_bounded():
         assert advantage_N[~is_invalid] == pytest.approx(0.16, abs=0.02)
 
 
-@pytest.mark.parametrize('episode_stats', ['trajectory', 'rows'])
-@pytest.mark.parametrize('normalisation', ['mean_std', 'mean'])
-@pytest.mark.parametrize('name', advantages.ESTIMATORS)
-def test_matches_numpy_reference(name, normalisation, episode_stats):
-    options = reference.Options(name, normalisation=normalisation, episode_stats=episode_stats)
-    for seed in range(30):
-        batch = random_groups(seed)
-        rows = reference.rows_of(batch)
-        expected, _ = reference.advantages(rows, options)
-        result = every_estimator(table_of(batch), normalisation, episode_stats)[name]
-        np.testing.assert_allclose(result[: len(rows)], expected, atol=2e-5, err_msg=f'seed {seed}')
+# ---- bad input ------------------------------------------------------------------------------------------------------
 
 
-def test_single_trajectory_group_has_no_episode_advantage():
-    """Even where its rows differ by a penalty: one member, no comparison."""
+def test_single_trajectory_group_has_no_advantage():
+    """Even where its rows differ by a penalty: one member, no comparison. Nor has a state that is seen once."""
     table = table_of([group(trajectory('abcd', success=True, invalid={1}))], num_rows=4)
-    advantage_N, _ = advantages.grpo(table, advantages.make_compare(table))
-    assert (advantage_N == 0).all() and jnp.isfinite(advantage_N).all()
+    for advantage_N in every_estimator(table).values():
+        assert (advantage_N == 0).all()
+
+
+@pytest.mark.parametrize('num_rows', [0, 8])
+def test_an_empty_update_has_no_advantage(num_rows):
+    for advantage_N in every_estimator(table_of([], num_rows=num_rows)).values():
+        assert advantage_N.shape == (num_rows,) and (advantage_N == 0).all()
+
+
+# ---- against an independent reference -------------------------------------------------------------------------------
+
+COMMON = (
+    {},
+    {'normalisation': 'mean'},
+    {'episode_stats': 'rows'},
+    {'ddof': 0, 'episode_stats': 'rows'},
+    {'normalisation': 'mean', 'episode_stats': 'rows'},
+)
+OPTIONS = {
+    'grpo': COMMON,
+    'gigpo': (*COMMON, {'step_weight': 0.8}),
+    'hgpo': (
+        *COMMON[:3],
+        {'ddof': 1},
+        {'length_alpha': 0.0},
+        {'length_alpha': 2.0, 'normalisation': 'mean'},
+        {'weight_offset': 2},
+        {'episode_weight': 1.0},
+        {'episode_weight': 0.5, 'weight_offset': 2, 'ddof': 1, 'episode_stats': 'rows'},
+    ),
+    'graphgpo': (*COMMON, {'distance_offset': 1}, {'step_weight': 0.5}, {'episode_weight': 0.0}, {'episode_weight': 2.0}),
+    'rloo': COMMON[::2],
+    'reinforce_pp': COMMON[::2],
+}
+
+
+def estimates(table, name, options):
+    """[B, N] for stacked tables. The defaults are compiled; the rest runs operation by operation, which compiles each once."""
+    options = {key: value for key, value in options.items() if key != 'distance_offset'}
+    shared = {key: options.pop(key) for key in ('normalisation', 'episode_stats') if key in options}
+
+    def estimate(table):
+        return advantages.ESTIMATORS[name](table, advantages.make_compare(table, **shared), **options)[0]
+
+    return jax.device_get((jax.vmap(estimate) if options or shared else jax.jit(jax.vmap(estimate)))(table))
+
+
+def worst_difference(name, options, seeds):
+    """Largest |code - reference| over the random batches of these seeds; what lies outside the rows must be exactly 0."""
+    distance = {'distance_offset': options['distance_offset']} if 'distance_offset' in options else {}
+    table, order_BN = varied_tables(seeds, **distance)
+    worst = 0.0
+    for advantage_N, seed in zip(in_table_order(estimates(table, name, options), order_BN), seeds, strict=True):
+        rows = varied_rows(seed)
+        expected, _ = reference.advantages(rows, reference.Options(name, **options))
+        worst = max(worst, np.abs(advantage_N[: len(rows)] - expected).max())
+        assert (advantage_N[len(rows) :] == 0).all()
+    return worst
+
+
+@pytest.mark.parametrize('name', advantages.ESTIMATORS)
+def test_matches_numpy_reference(name):
+    """1,000 batches: a hundred at a time, the options in turn."""
+    options = OPTIONS[name]
+    worst = max(worst_difference(name, options[i % len(options)], range(100 * i, 100 * i + 100)) for i in range(10))
+    print(f'{name}: worst difference {worst:.1e}')
+    assert worst < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', advantages.ESTIMATORS)
+def test_every_option_matches_numpy_reference(name):
+    """1,000 batches for each."""
+    for options in OPTIONS[name]:
+        worst = max(worst_difference(name, options, range(100 * i, 100 * i + 100)) for i in range(10))
+        print(f'{name} {options}: worst difference {worst:.1e}')
+        assert worst < 1e-5, options

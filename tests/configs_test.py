@@ -39,7 +39,7 @@ def test_paper_presets_hold_the_published_values():
 
 def test_coverage_is_the_only_difference_between_gigpo_and_covgpo():
     gigpo, covgpo = (importlib.import_module(f'configs.alfworld_{name}').get_config() for name in ('gigpo', 'covgpo'))
-    covgpo.experiment, covgpo.coverage.coverage_scale = gigpo.experiment, gigpo.coverage.coverage_scale
+    covgpo.experiment, covgpo.coverage.variant = gigpo.experiment, gigpo.coverage.variant
     assert gigpo.to_json() == covgpo.to_json()
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from table_examples import group, random_groups, trajectory
+from table_examples import group, in_table_order, random_groups, trajectory, varied_groups, varied_rows, varied_tables
 
 from covsero_jax import advantages, coverage, groups
 from covsero_jax.coverage import CoverageConfig
@@ -243,45 +243,77 @@ def test_unknown_options_are_refused():
 
 # ---- against an independent reference -------------------------------------------------------------------------------
 
-VARIANTS = {
-    'ideal': {'mode': 'ideal'},
-    'deployed': {'mode': 'deployed'},
-    'penalised': {'mode': 'deployed', 'gate_on': 'penalised'},
-    'task_scope': {'mode': 'deployed', 'q_fail_scope': 'task'},
-    'transition': {'mode': 'ideal', 'coverage_credit': 'transition'},
-    'steps_only': {'mode': 'deployed', 'levels': ('step',)},
-}
+GATES = (
+    {'mode': 'ideal'},
+    {'mode': 'deployed'},
+    {'mode': 'deployed', 'gate_on': 'penalised'},
+    {'mode': 'ideal', 'gate_on': 'penalised', 'coverage_credit': 'transition'},
+    {'mode': 'deployed', 'q_fail_scope': 'task', 'episode_stats': 'rows'},
+    {'mode': 'deployed', 'q_fail_scope': 'task', 'gate_on': 'penalised', 'coverage_scale': 0.7},
+    {'mode': 'deployed', 'coverage_credit': 'transition', 'normalisation': 'mean'},
+    {'mode': 'deployed', 'levels': ('step',)},
+    {'mode': 'ideal', 'levels': ('trajectory',)},
+    {'mode': 'deployed', 'gate_tolerance': 0.8},  # wide: rewards of 0.7, and penalties beside them, are inside
+)
+SHOULD_OCCUR = ('triggered', 'gap_violations', 'added_to_penalty', 'zero_degenerate', 'singleton')
 
 
-@functools.cache
-def random_case(seed):
-    batch = random_groups(seed)
-    return table_of(batch), reference.rows_of(batch)
+def worst_difference(name, options, seeds, seen):
+    """Largest |code - reference| of an advantage on these batches. All numbers of groups must be equal; `seen` adds them up.
+
+    The two plain modes are compiled; the rest runs operation by operation, which compiles each once.
+    """
+    table, order_BN = varied_tables(seeds)
+    config = {key: value for key, value in options.items() if key not in ('normalisation', 'episode_stats')}
+    shared = {key: options[key] for key in options.keys() - config.keys()}
+
+    def estimate(table):
+        compare = advantages.make_compare(table, **shared)
+        compare = coverage.with_coverage(compare, table, CoverageConfig(**config))
+        advantage_N, comparisons = advantages.ESTIMATORS[name](table, compare)
+        return advantage_N, coverage.gate_metrics(comparisons)
+
+    run = jax.jit(jax.vmap(estimate)) if options in GATES[:2] else jax.vmap(estimate)
+    advantage_BN, metrics = jax.device_get(run(table))
+    worst = 0.0
+    for b, (advantage_N, seed) in enumerate(zip(in_table_order(advantage_BN, order_BN), seeds, strict=True)):
+        rows = varied_rows(seed)
+        expected, counts = reference.advantages(rows, reference.Options(name, variant='covgpo', **options))
+        worst = max(worst, np.abs(advantage_N[: len(rows)] - expected).max())
+        assert (advantage_N[len(rows) :] == 0).all()
+        assert {f'{level}/{what}' for level, what in counts} == metrics.keys()
+        for (level, what), number in counts.items():
+            assert metrics[f'{level}/{what}'][b] == pytest.approx(number, rel=1e-5, abs=1e-6), (seed, level, what)
+            if what in seen:
+                seen[what] += number
+    return worst
 
 
 @pytest.mark.parametrize('name', advantages.ESTIMATORS)
 def test_matches_numpy_reference(name):
-    """Advantages and every group count: 200 random batches for each mode, and some for each option on GiGPO."""
-    seen = dict.fromkeys(('triggered', 'gap_violations', 'added_to_penalty', 'zero_degenerate'), 0)
-    for variant in VARIANTS if name == 'gigpo' else ('ideal', 'deployed'):
-        options = VARIANTS[variant]
-        stats = 'rows' if variant == 'task_scope' else 'trajectory'
-        for seed in SEEDS if variant in ('ideal', 'deployed') else SEEDS[:25]:
-            table, rows = random_case(seed)
-            expected, counts = reference.advantages(rows, reference.Options(name, episode_stats=stats, **options))
-            advantage_N, _, metrics = jax.device_get(gated(table, name, CoverageConfig(**options), stats))
-            np.testing.assert_allclose(advantage_N[: len(rows)], expected, atol=2e-5, err_msg=f'{variant}, seed {seed}')
-            for (level, what), number in counts.items():
-                assert metrics[f'{level}/{what}'] == number, (variant, seed, level, what)
-                if what in seen:
-                    seen[what] += number
+    """Advantages and every gate metric on 1,000 batches, a hundred for each gate."""
+    seen = dict.fromkeys(SHOULD_OCCUR, 0)
+    worst = max(worst_difference(name, options, range(100 * i, 100 * i + 100), seen) for i, options in enumerate(GATES))
+    print(f'{name}: worst difference {worst:.1e}')
+    assert worst < 1e-5
     assert all(number > 20 for number in seen.values()), seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', advantages.ESTIMATORS)
+def test_every_gate_matches_numpy_reference(name):
+    """1,000 batches for each gate."""
+    for options in GATES:
+        seen = dict.fromkeys(SHOULD_OCCUR, 0)
+        worst = max(worst_difference(name, options, range(100 * i, 100 * i + 100), seen) for i in range(10))
+        print(f'{name} {options}: worst difference {worst:.1e}')
+        assert worst < 1e-5, options
 
 
 # ---- the invariants, and gates that break them ----------------------------------------------------------------------
 
 
-check_gate_jit = chex.chexify(jax.jit(coverage.check_gate, static_argnames='mode'), async_check=False)
+check_gate_jit = chex.chexify(jax.jit(coverage.check_gate, static_argnames='config'), async_check=False)
 
 
 @pytest.mark.parametrize('config', [IDEAL, DEPLOYED], ids=['ideal', 'deployed'])
@@ -291,7 +323,7 @@ def test_invariants_hold_for_every_estimator(config):
         for name in advantages.ESTIMATORS:
             _, comparisons, _ = gated(table_of(random_groups(seed)), name, config)
             for comparison in comparisons:
-                check_gate_jit(comparison, mode=config.mode)
+                check_gate_jit(comparison, config=config)
                 opened += bool(comparison.gate.open_N.any())
     assert opened > 10
 
@@ -328,5 +360,5 @@ def broken_gates():
 def test_broken_gates_are_caught():
     for case, (invariant, comparison) in broken_gates().items():
         with pytest.raises(AssertionError) as caught:
-            check_gate_jit(comparison, mode='ideal')
+            check_gate_jit(comparison, config=IDEAL)
         assert invariant in str(caught.value), case

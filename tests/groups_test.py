@@ -50,6 +50,17 @@ def test_coverage_is_a_rate_and_need_not_order_counts_at_unequal_length():
     assert groups.first_visit_coverage(short) > groups.first_visit_coverage(long)
 
 
+@settings(deadline=None, max_examples=200)
+@given(observations)
+def test_observation_changes_count_revisits_and_no_no_ops(texts):
+    path = trajectory(texts)
+    changed = groups.observation_changes(path)
+    assert changed.dtype == bool and changed.tolist() == [a != b for a, b in zip(texts, texts[1:])]
+    assert (groups.first_visits(path) <= changed).all()  # a first visit is a change, not the other way round
+    again = groups.observation_changes(trajectory([*texts, texts[-1], texts[0]]))
+    assert again.sum() == changed.sum() + (texts[-1] != texts[0])
+
+
 def test_discounted_returns():
     rewards = [0.5, -1.0, 0.0, 10.0]
     expected = [sum(0.9 ** (k - t) * rewards[k] for k in range(t, 4)) for t in range(4)]
@@ -132,7 +143,10 @@ def test_table_rows_stand_in_order_and_padding_is_not_compared():
     for name in ('group_id_N', 'trajectory_id_N', 'anchor_id_N'):
         column = getattr(table, name)
         assert column.dtype == np.int32 and (column[:n] >= 0).all() and (column[n:] == -1).all()
-    for name in ('episode_return_N', 'step_return_N', 'goal_return_N', 'penalty_N', 'coverage_N'):
+    assert table.action_tokens_N[:n].tolist() == [len(step.action_tokens) for *_, step in rows]
+    assert table.changed_N[:n].tolist() == [step.observation != step.next_observation for *_, step in rows]
+    columns = ('episode_return_N', 'step_return_N', 'goal_return_N', 'penalty_N', 'coverage_N', 'change_rate_N')
+    for name in (*columns, 'action_tokens_N'):
         column = getattr(table, name)
         assert column.dtype == np.float32 and column.shape == (128,) and (column[n:] == 0).all()
 
@@ -151,10 +165,27 @@ def test_equal_coverage_has_equal_rank_and_the_ranks_order_it():
     assert [rank[i] for i in range(4)] == [2, 1, 1, 0]
 
 
+def test_equal_shares_of_changes_have_equal_rank_over_all_groups():
+    batch = [group(trajectory('aabbc'), trajectory('abc')), group(trajectory('aab'), trajectory('aaaa'))]  # 2/4 2/2 | 1/2 0/3
+    table = groups.build_step_table(batch, num_rows=16, **TABLE)
+    assert table.change_rank_N[:11].tolist() == [1] * 4 + [2] * 2 + [1] * 2 + [0] * 3
+    np.testing.assert_array_equal(table.change_rate_N[:11], np.float32([0.5] * 4 + [1] * 2 + [0.5] * 2 + [0] * 3))
+    assert table.changed_N[:4].tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize('num_rows', [0, 4])
+def test_an_empty_update_is_only_padding(num_rows):
+    table = groups.build_step_table([], num_rows=num_rows, **TABLE)
+    for name in ('group_id_N', 'trajectory_id_N', 'anchor_id_N'):
+        assert getattr(table, name).dtype == np.int32 and getattr(table, name).tolist() == [-1] * num_rows
+    assert table.history_id_HN.shape == (3, num_rows) and not table.failed_N.any()
+
+
 def test_bad_batches_are_refused_by_name():
-    broken = group(trajectory('ab'), trajectory('abc', rewards=[0.0, float('nan')]), task_id=41)
-    with pytest.raises(ValueError, match='task 41, trajectory 1, step 1: the reward is nan'):
-        groups.build_step_table([broken], num_rows=8, **TABLE)
+    for reward in ('nan', 'inf', '-inf'):
+        broken = group(trajectory('ab'), trajectory('abc', rewards=[0.0, float(reward)]), task_id=41)
+        with pytest.raises(ValueError, match=f'task 41, trajectory 1, step 1: the reward is {reward}'):
+            groups.build_step_table([*three_trajectories(), broken], num_rows=16, **TABLE)
     with pytest.raises(ValueError, match='task 7, trajectory 0: no steps'):
         groups.build_step_table([group(trajectory('a'), task_id=7)], num_rows=8, **TABLE)
     with pytest.raises(ValueError, match='9 environment steps do not fit into a table of num_rows=8'):

@@ -15,6 +15,7 @@ LAYERS = (
     {'trajectory', 'envs'},
     {'prompts', 'losses', 'model', 'batch', 'groups', 'worker_process'},
     {'advantages', 'workers', 'pretrained', 'sharding'},
+    {'coverage_controls'},
     {'coverage', 'learner', 'sampler', 'checkpoint', 'metrics'},
     {'rollout', 'evaluate'},
 )

@@ -16,6 +16,7 @@ CONFIG = model.QwenConfig(
     vocab_size=40, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, rope_theta=1e4
 )
 LOSS = learner.LossConfig(kl_coef=0.1, entropy_coef=0.01, chunk=2)
+GSPO = dataclasses.replace(LOSS, policy_loss='gspo', aggregation='sequence', clip_low=0.1, clip_high=0.1)
 # Adam divides by |g|: with its usual eps, rounding noise in a zero gradient is a step of full size. 1e-3 compares gradients.
 OPTIMIZER = learner.OptimizerConfig(learning_rate=1e-2, eps=1e-3)
 PROMPT, ACTION = 8, 4
@@ -115,7 +116,7 @@ def params_moved(state):
 
 @pytest.mark.parametrize(
     ('loss', 'micro_batches'),
-    [(LOSS, (12, 6)), (dataclasses.replace(LOSS, aggregation='trajectory', count_zero_rows=False), (6,))],
+    [(LOSS, (12, 6)), (dataclasses.replace(LOSS, aggregation='trajectory', count_zero_rows=False), (6,)), (GSPO, (6,))],
 )
 def test_microbatching_does_not_change_the_update(loss, micro_batches):
     whole = update(make_batch(micro_batch=24), loss=loss)
@@ -212,6 +213,32 @@ def test_update_matches_the_formula():
     assert metrics['update/grad_norm'] == pytest.approx(grad_norm, rel=1e-4)
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_gspo_step_has_one_ratio_per_reply():
+    """The policy term of a train step is the sequence objective written out; its metrics are of the replies' ratios."""
+    policy = joined(make_batch())
+    mask_BA, advantage_B = policy.tokens.action_mask_BA, policy.advantage_B
+    length_B = mask_BA.sum(-1)
+    difference_BA = np.where(mask_BA, np.asarray(logprobs(policy.tokens)) - policy.old_logprob_BA, 0)
+    ratio_B = np.exp(difference_BA.sum(-1) / length_B.clip(1))
+    loss_B = -np.minimum(ratio_B * advantage_B, np.clip(ratio_B, 0.9, 1.1) * advantage_B)
+    clipped_B = np.where(advantage_B > 0, ratio_B > 1.1, (advantage_B < 0) & (ratio_B < 0.9))
+    real_B = length_B > 0
+    state, metrics = update(make_batch(), loss=GSPO)
+    assert metrics['loss/policy'] == pytest.approx(loss_B[real_B].mean(), rel=1e-4)
+    assert metrics['loss/clip_fraction'] == pytest.approx(clipped_B[real_B].mean(), abs=1e-6) and clipped_B.any()
+    assert metrics['loss/ratio_max'] == pytest.approx(ratio_B[real_B].max(), rel=1e-5)
+    assert metrics['update/skipped'] == 0 and params_moved(state) > 1e-3
+    token_level = update(make_batch(), loss=dataclasses.replace(GSPO, policy_loss='ppo'))[1]
+    assert token_level['loss/policy'] != pytest.approx(metrics['loss/policy'], rel=1e-2)
+
+
+def test_unknown_losses_are_refused():
+    with pytest.raises(ValueError, match=r"policy_loss='gsp' is not one of \('ppo', 'gspo'\)"):
+        learner.LossConfig(policy_loss='gsp')
+    with pytest.raises(ValueError, match="aggregation='row' is not one of"):
+        learner.LossConfig(aggregation='row')
 
 
 def test_zero_advantage_rows_in_the_denominator():

@@ -35,6 +35,19 @@ def test_rollout_metrics_count_groups_and_coverage():
     assert out['rollout/action_tokens'] == 3 and out['rollout/prompt_tokens'] == 5
 
 
+def test_failures_by_type_add_up_over_any_updates():
+    """Every type is counted in every update, so that sums over updates give P(type | all-failed) exactly."""
+    failed, mixed = (('abab', False), ('abcd', False)), (('abc', True), ('aa', False))
+    types = ['look', 'place', 'look', 'heat']
+    updates = [[group(0, *failed), group(2, *failed), group(1, *mixed)], [group(1, *failed), group(2, *mixed)],
+               [group(0, *mixed)]]
+    rows = [metrics.rollout_metrics(groups, types) for groups in updates]
+    by_type = [{kind: row[f'group/all_failed/{kind}'] for kind in ('look', 'place', 'heat')} for row in rows]
+    assert [tuple(counts.values()) for counts in by_type] == [(2, 0, 0), (0, 1, 0), (0, 0, 0)]
+    assert [sum(counts.values()) for counts in by_type] == [row['group/all_failed'] for row in rows]
+    assert 'group/all_failed_share/heat' not in rows[0]  # a share of no groups
+
+
 def test_resume_drops_what_will_be_made_again(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, resume_from=0)
     for update in range(4):

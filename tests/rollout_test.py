@@ -83,6 +83,48 @@ def test_three_ways_to_stop():
             assert len(trajectory.steps) == length
 
 
+def collect_until_contrast(winners, num_batches):
+    """Batches of two groups of two episodes; those of `winners`, pairs (group, member), walk out, the others look."""
+
+    def policy(prompts, row_ids):
+        replies = ['do go east' if (group, member) in winners else 'do look' for group, member, _ in row_ids.tolist()]
+        return scripted.scripted_policy(dict(enumerate([reply] for reply in replies)))(
+            prompts, np.array([(i, 0, 0) for i in range(len(replies))]))
+
+    with workers.WorkerPool(keydoor.KeyDoorEnv, num_envs=4, num_workers=0, timeout_s=60) as pool:
+        kept, played = rollout.collect_until_contrast(
+            pool, policy, scripted.JsonPrompts(), [[SHORT, SHORT]] * num_batches, group_size=2, max_steps=7)
+    return [next(i for i, group in enumerate(played) if group is one) for one in kept], played
+
+
+def successes(groups):
+    return [[trajectory.success for trajectory in group.trajectories] for group in groups]
+
+
+def test_dynamic_sampling_keeps_groups_with_contrast_until_there_are_enough():
+    """Groups 0 (all won) and 1 (all lost) have none; 2 and 3 have, and two are wanted: no third batch."""
+    kept, played = collect_until_contrast({(0, 0), (0, 1), (2, 0), (3, 1)}, num_batches=3)
+    assert successes(played) == [[True, True], [False, False], [True, False], [False, True]]
+    assert kept == [2, 3]
+
+
+def test_dynamic_sampling_keeps_the_surplus():
+    kept, played = collect_until_contrast({(1, 0), (2, 0), (3, 0)}, num_batches=3)
+    assert len(played) == 4 and kept == [1, 2, 3]
+
+
+def test_dynamic_sampling_gives_up_with_a_message_and_keeps_the_last_batch_whole(caplog):
+    kept, played = collect_until_contrast({(1, 0)}, num_batches=3)
+    assert len(played) == 6 and kept == [1, 4, 5]
+    assert 'only 1 of 6 groups have contrast after the allowed 3 batches' in caplog.text
+
+
+def test_one_batch_is_plain_collection(caplog):
+    kept, played = collect_until_contrast({(0, 0)}, num_batches=1)
+    assert kept == [0, 1] and successes(played) == [[True, False], [False, False]]
+    assert not caplog.text
+
+
 def test_finished_episodes_are_never_sent_to_the_policy():
     policy = scripted.RandomPolicy()
     groups = collect(policy=policy)

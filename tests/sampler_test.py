@@ -118,6 +118,39 @@ def test_samples_follow_the_softmax():
     assert (np.abs(count - rows * probability) <= 5 * sd + 1).all()
 
 
+def test_bands_move_probability_by_the_rule():
+    """p = .6 .25 .1 .045 .005 with head .5, floor .01: .25, .1 and .045 share another 40 % of everything."""
+    p = np.array([0.6, 0.25, 0.1, 0.045, 0.005], np.float32)
+    q = np.exp(sampler.band_logprobs(np.log(p)[None], sampler.Bands(mix=0.4, head=0.5, floor=0.01)))[0]
+    np.testing.assert_allclose(q, 0.6 * p + 0.4 * np.array([0, 0.25, 0.1, 0.045, 0]) / 0.395, rtol=1e-5)
+    assert q.sum() == pytest.approx(1, abs=1e-6)
+    sure = np.log(np.array([[0.995, 0.002, 0.001, 0.001, 0.001]], np.float32))
+    np.testing.assert_array_equal(sampler.band_logprobs(sure, sampler.Bands(mix=0.4)), sure)  # nothing to favour
+
+
+def test_band_samples_follow_q_and_report_p():
+    rows, prompt = 4096, make_prompts([4])[0]
+    bands = sampler.Bands(mix=0.5, head=0.2, floor=0.01)
+    out = sampler.generate(
+        PARAMS, np.tile(prompt, (rows, 1)), np.ones((rows, 4), bool), np.ones(rows, bool),
+        sampler.row_keys(jax.random.key(2), make_ids(rows)),
+        **OPTIONS | {'temperature': 0.4, 'max_new_tokens': 1}, bands=bands,
+    )  # fmt: skip
+    logprob = forward_logprobs(prompt, np.array([1]), 0.4)
+    q = np.exp(np.asarray(sampler.band_logprobs(logprob.astype(np.float32), bands)))[0]
+    token_B = np.asarray(out.tokens_BA)[:, 0]
+    count = np.bincount(token_B, minlength=40)
+    assert (np.abs(count - rows * q) <= 5 * np.sqrt(rows * q * (1 - q)) + 1).all()
+    assert np.abs(count - rows * np.exp(logprob[0])).max() > 200  # and not p
+    np.testing.assert_allclose(out.logprobs_BA[:, 0], logprob[0][token_B], atol=1e-4)
+
+
+@pytest.mark.parametrize('options', [{'mix': 0.0}, {'mix': 1.0}, {'mix': 0.5, 'head': 0.01}, {'mix': 0.5, 'floor': -0.1}])
+def test_bands_refuse_impossible_numbers(options):
+    with pytest.raises(ValueError, match='needs 0 < mix < 1'):
+        sampler.Bands(**options)
+
+
 def test_temperature_zero_is_greedy():
     prompts = make_prompts([3, 9, 16])
     greedy = make_policy(temperature=0.0)(prompts, make_ids(3))

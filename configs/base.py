@@ -41,6 +41,7 @@ def _paper() -> ConfigDict:
     c.env = ConfigDict()
     c.env.name = 'alfworld'  # or 'module:factory', your own: factory(split=, max_steps=, oracle=) -> envs.base.Env
     c.env.engine = 'native'  # 'native' (ours) | 'textworld' (official; pip install -e ".[alfworld]")
+    c.env.observation = 'raw'  # 'enriched': with a summary of the episode, as GraphGPO's recipe; 'enriched_state': only compared
     c.env.data = 'ALFWORLD_DATA'  # 'generated' | 'ALFWORLD_DATA' (the variable) | a folder with json_2.1.1/
     c.env.difficulty = 'real'  # of generated games: tiny | small | medium | real
     c.env.games_seed = 0  # of generated games; not the run's seed, so that seeds are compared on the same games

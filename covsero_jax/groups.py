@@ -109,14 +109,14 @@ def observation_changes(trajectory: Trajectory) -> np.ndarray:
 def goal_distances(group: Group) -> dict[str | None, int]:
     """Steps from each observation of the group to success, in the graph of all its transitions (GraphGPO, 2605.26684).
 
-    Nodes are distinct observations, edges are executed steps of cost 1. The last step of a successful trajectory leads
+    Nodes are distinct observations (or what the environment says tells states apart, `Step.node`), edges are executed steps of cost 1. The last step of a successful trajectory leads
     to the one success node, the key None, at distance 0, whatever text was shown there. Observations that cannot reach
     it get (largest finite distance) + 1: without a success that is 1 everywhere.
     """
     predecessors = collections.defaultdict(list)
     for trajectory in group.trajectories:
         for step, node in zip(trajectory.steps, _next_nodes(trajectory), strict=True):
-            predecessors[node].append(step.observation)
+            predecessors[node].append(step.node)
     distances: dict[str | None, int] = {None: 0}
     frontier = collections.deque(distances)
     while frontier:
@@ -126,12 +126,12 @@ def goal_distances(group: Group) -> dict[str | None, int]:
                 distances[previous] = distances[node] + 1
                 frontier.append(previous)
     unreachable = max(distances.values()) + 1
-    observations = {step.observation for trajectory in group.trajectories for step in trajectory.steps}
-    return dict.fromkeys(observations | predecessors.keys(), unreachable) | distances
+    nodes = {step.node for trajectory in group.trajectories for step in trajectory.steps}
+    return dict.fromkeys(nodes | predecessors.keys(), unreachable) | distances
 
 
 def _next_nodes(trajectory: Trajectory) -> list[str | None]:
-    nodes: list[str | None] = [step.next_observation for step in trajectory.steps]
+    nodes: list[str | None] = [step.next_node for step in trajectory.steps]
     return [*nodes[:-1], None] if trajectory.success else nodes
 
 
@@ -175,7 +175,7 @@ def build_step_table(
     group_sizes = [sum(len(trajectory.steps) for trajectory in group.trajectories) for group in groups]
     group_ids = np.repeat(np.arange(len(groups)), group_sizes).tolist()
     trajectory_ids = np.repeat(np.arange(len(trajectories)), lengths).tolist()
-    observations = [step.observation for step in steps]
+    nodes = [step.node for step in steps]
     novel, changed = ([count(t) for t in trajectories] for count in (first_visits, observation_changes))
     coverage, changes = ([fractions.Fraction(int(x.sum()), len(x)) for x in flags] for flags in (novel, changed))
     rewards = [[step.reward for step in trajectory.steps] for trajectory in trajectories]
@@ -190,8 +190,8 @@ def build_step_table(
     return StepTable(
         group_id_N=per_row(group_ids, np.int32, -1),
         trajectory_id_N=per_row(trajectory_ids, np.int32, -1),
-        anchor_id_N=per_row(anchor_ids(group_ids, observations), np.int32, -1),
-        history_id_HN=per_row(history_ids(group_ids, trajectory_ids, observations, depth=history_depth), np.int32, -1),
+        anchor_id_N=per_row(anchor_ids(group_ids, nodes), np.int32, -1),
+        history_id_HN=per_row(history_ids(group_ids, trajectory_ids, nodes, depth=history_depth), np.int32, -1),
         episode_return_N=per_trajectory([math.fsum(values) for values in rewards], np.float32),
         step_return_N=per_row(_joined(discounted_returns(values, discount) for values in rewards), np.float32),
         goal_return_N=per_row([value for group in groups for value in goal_returns(group, **goal)], np.float32),

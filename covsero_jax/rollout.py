@@ -191,6 +191,8 @@ def _advance(pool: workers.WorkerPool, policy: Policy, prompts: PromptBuilder, l
                 truncated=reply.truncated,
                 admissible=before.admissible,
                 reward=after.reward,
+                state=before.state,
+                next_state=after.state,
             )
         )
         episode.history.append((before.text, reply.command))

@@ -27,6 +27,16 @@ class Step:
     truncated: bool  # the reply was cut by the length limit
     admissible: tuple[str, ...]  # legal commands at `observation`
     reward: float
+    state: str | None = None  # what anchor groups and graphs compare, before the action; None = `observation`
+    next_state: str | None = None  # and after it
+
+    @property
+    def node(self) -> str:
+        return self.observation if self.state is None else self.state
+
+    @property
+    def next_node(self) -> str:
+        return self.next_observation if self.next_state is None else self.next_state
 
 
 @dataclasses.dataclass(frozen=True)

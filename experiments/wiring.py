@@ -145,6 +145,8 @@ def _check_games(config: ConfigDict) -> None:
         return
     if config.env.engine not in alfworld.ENGINES:
         raise ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
+    if config.env.observation not in alfworld.OBSERVATIONS:
+        raise ConfigError(f'env.observation={config.env.observation!r}; there are {", ".join(alfworld.OBSERVATIONS)}')
     if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
         raise ConfigError("env.engine='textworld' is the official engine; install it with  pip install -e '.[alfworld]'")
     for split in (config.env.train_split, *config.eval.splits):
@@ -212,7 +214,7 @@ def env_factory(config: ConfigDict, split: str, *, oracle: bool) -> Callable[[],
     if config.env.name == 'alfworld':
         return functools.partial(
             alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
-            oracle=oracle, success_reward=config.env.success_reward)
+            oracle=oracle, success_reward=config.env.success_reward, observation=config.env.observation)
     module, _, factory = config.env.name.partition(':')
     try:
         build = getattr(importlib.import_module(module), factory)

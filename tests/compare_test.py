@@ -38,6 +38,7 @@ def test_names_that_do_not_exist_list_those_that_do(variant, message):
     ('coverage.variant=half', 'coverage: variant is .half.; choose one of'),
     ('loss.policy_loss=reinforce', "loss: policy_loss='reinforce' is not one of"),
     ('advantage.normalisation=max', 'advantage.normalisation=.max.; there are mean_std, mean'),
+    ('env.observation=rich', 'env.observation=.rich.; there are raw, enriched, enriched_state'),
     ('rollout.group_size=1', 'rollout.group_size=1: a group of one has nothing to be compared with'),
     ('rollout.max_batches=0', 'rollout.max_batches=0 must be at least 1'),
     ('rollout.band_mix=1.5', 'rollout: .*needs 0 < mix < 1'),

@@ -11,9 +11,10 @@ import functools
 import pathlib
 from typing import Protocol
 
-from covsero_jax.envs import alfworld_data, alfworld_engine, alfworld_oracle, alfworld_textworld, base
+from covsero_jax.envs import alfworld_data, alfworld_engine, alfworld_oracle, alfworld_summary, alfworld_textworld, base
 
 ENGINES = ('native', 'textworld')
+OBSERVATIONS = ('raw', 'enriched', 'enriched_state')
 
 
 class Engine(Protocol):
@@ -79,6 +80,7 @@ class Snapshot:
     engine: str
     num_steps: int
     observation: base.Observation
+    summary: alfworld_summary.Summary
     saved: object
 
 
@@ -87,12 +89,16 @@ class AlfworldEnv:
 
     reward = success_reward on the step that reaches the goal, else 0; success = the goal holds; done = success or
     max_steps commands were executed (the official limit is 50; illegal commands count). Hidden facts never leave it.
+    observation: 'raw'; 'enriched', the text and `alfworld_summary` of the episode, both shown to the policy and, with
+    the legal commands, compared by step-level estimators (GraphGPO's recipe); 'enriched_state', only compared.
     """
 
     def __init__(self, games: alfworld_data.GameSet, *, engine: str = 'native', max_steps: int = 50,
-                 oracle: bool = False, success_reward: float = 10.0):
+                 oracle: bool = False, success_reward: float = 10.0, observation: str = 'raw'):
         if engine not in ENGINES:
             raise ValueError(f'unknown engine {engine!r}; there are {", ".join(ENGINES)}')
+        if observation not in OBSERVATIONS:
+            raise ValueError(f'unknown observation {observation!r}; there are {", ".join(OBSERVATIONS)}')
         if max_steps < 1:
             raise ValueError(f'max_steps must be at least 1, not {max_steps}')
         self.task_names, self.task_types = games.names, games.types
@@ -100,6 +106,7 @@ class AlfworldEnv:
         self._oracle, self._success_reward = oracle, success_reward
         self._engine: Engine = NativeEngine(games) if engine == 'native' else alfworld_textworld.TextworldEngine(games)
         self._task_id, self._num_steps = -1, 0
+        self._kind, self._summary = observation, alfworld_summary.Summary()
         self._observation: base.Observation | None = None
 
     def reset(self, task_id: int) -> base.Observation:
@@ -108,6 +115,7 @@ class AlfworldEnv:
         self._observation = None  # a game that cannot be started leaves no episode behind
         text = self._engine.start(task_id)
         self._task_id, self._num_steps = task_id, 0
+        self._summary = alfworld_summary.Summary()
         return self._observe(text)
 
     def step(self, command: str) -> base.Observation:
@@ -115,12 +123,13 @@ class AlfworldEnv:
             raise RuntimeError('the episode is over; call reset before the next step')
         text = self._engine.step(command)
         self._num_steps += 1
+        self._summary = self._summary.after(command, text)
         return self._observe(text)
 
     def snapshot(self) -> Snapshot:
         observation = self._current()
         name = self.task_names[self._task_id]
-        return Snapshot(self._task_id, name, self._engine_name, self._num_steps, observation, self._engine.save())
+        return Snapshot(self._task_id, name, self._engine_name, self._num_steps, observation, self._summary, self._engine.save())
 
     def restore(self, snapshot: Snapshot) -> base.Observation:
         """Raises ValueError for a snapshot of other games or of the other engine."""
@@ -130,6 +139,7 @@ class AlfworldEnv:
                              'belongs to another environment')
         self._engine.load(snapshot.task_id, snapshot.saved)
         self._task_id, self._num_steps, self._observation = snapshot.task_id, snapshot.num_steps, snapshot.observation
+        self._summary = snapshot.summary
         return self._observation
 
     def oracle_command(self) -> str | None:
@@ -147,9 +157,11 @@ class AlfworldEnv:
         return self._observation
 
     def _observe(self, text: str) -> base.Observation:
-        success = self._engine.won()
+        success, admissible = self._engine.won(), self._engine.admissible()
+        enriched = text if self._kind == 'raw' else f'{text}\n{self._summary}'
         self._observation = base.Observation(
-            text=text, admissible=self._engine.admissible(),
+            text=enriched if self._kind == 'enriched' else text, admissible=admissible,
+            state=None if self._kind == 'raw' else alfworld_summary.state_key(enriched, admissible),
             reward=self._success_reward if success and self._num_steps else 0.0,
             done=success or self._num_steps >= self._max_steps, success=success,
             task=self._games.entries[self._task_id].task)
@@ -157,14 +169,16 @@ class AlfworldEnv:
 
 
 def make_env(data_folder: str | pathlib.Path | None, split: str, *, engine: str = 'native', max_steps: int = 50,
-             oracle: bool = False, success_reward: float = 10.0, max_games: int | None = None) -> AlfworldEnv:
+             oracle: bool = False, success_reward: float = 10.0, observation: str = 'raw',
+             max_games: int | None = None) -> AlfworldEnv:
     """An environment over the games of one split; `functools.partial(make_env, ...)` is picklable.
 
     All environments of a process share the list of games and the parsed games. max_games: an evenly spaced subset.
     Raises alfworld_data.AlfworldDataError, and ImportError for engine='textworld' without the extra.
     """
     games = _games(data_folder and str(data_folder), split, max_games)
-    return AlfworldEnv(games, engine=engine, max_steps=max_steps, oracle=oracle, success_reward=success_reward)
+    return AlfworldEnv(games, engine=engine, max_steps=max_steps, oracle=oracle, success_reward=success_reward,
+                       observation=observation)
 
 
 @functools.lru_cache(maxsize=8)

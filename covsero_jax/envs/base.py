@@ -15,10 +15,11 @@ from typing import Protocol, runtime_checkable
 class Observation:
     """What the agent sees after `reset` or `step`.
 
-    text: exactly what the environment emitted; coverage and anchor groups compare this string.
+    text: exactly what the environment emitted; coverage compares this string.
     admissible: the legal commands here, sorted.
     reward: of the step just made (0 after reset). done: the episode is over. success: the task is solved (never
     inferred from `done`). task: the instruction, the same on every step of an episode.
+    state: what step-level estimators compare to tell whether two rows stand in the same state; None = the text.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Observation:
     done: bool = False
     success: bool = False
     task: str = ''
+    state: str | None = None
 
 
 @runtime_checkable

@@ -77,7 +77,14 @@ def _paper() -> ConfigDict:
 
     c.advantage = ConfigDict()
     c.advantage.estimator = 'gigpo'  # advantages.ESTIMATORS
-    c.advantage.options = ConfigDict()  # keyword arguments of that estimator, e.g. step_weight
+    c.advantage.options = ConfigDict({  # each estimator's own keyword arguments; its docstring explains them
+        'grpo': {'ddof': 1},
+        'gigpo': {'step_weight': 1.0, 'ddof': 1},
+        'hgpo': {'length_alpha': 1.0, 'weight_offset': 1, 'episode_weight': 0.0, 'ddof': 0},
+        'graphgpo': {'step_weight': 1.0, 'episode_weight': 1.0, 'ddof': 1},
+        'rloo': {},
+        'reinforce_pp': {},
+    })
     c.advantage.normalisation = 'mean_std'  # 'mean_std' | 'mean'
     c.advantage.episode_stats = 'trajectory'  # 'trajectory' (papers' formula) | 'rows' (public code)
     c.advantage.discount = 0.95  # of step returns

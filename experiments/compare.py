@@ -80,8 +80,9 @@ def plan(variants: Sequence[str], seeds: int, folder: pathlib.Path, common: Sequ
             arguments = [*common, *overrides(variant), f'--config.seed={seed}']
             path = folder / f'{variant}-seed{seed}.json'
             if path.exists():
+                made = results.read(path)['config']
                 wanted = json.loads(build(arguments).to_json_best_effort())
-                changed = wiring.differences(results.read(path)['config'], wanted)
+                changed = wiring.differences(made, _as_old_as(made, wanted))
                 if changed:
                     raise wiring.ConfigError(f'{path} was made with other settings ({", ".join(changed)}); choose another '
                                              '--name, or remove the file')
@@ -90,6 +91,12 @@ def plan(variants: Sequence[str], seeds: int, folder: pathlib.Path, common: Sequ
                     build(arguments)
                 todo.append((path, arguments))
     return todo
+
+
+def _as_old_as(old: dict, new: dict) -> dict:
+    """`new` without the fields that did not exist yet when `old` was written."""
+    return {name: _as_old_as(old[name], value) if isinstance(value, dict) and isinstance(old[name], dict) else value
+            for name, value in new.items() if name in old}
 
 
 def run_one(path: pathlib.Path, arguments: Sequence[str], workdir: pathlib.Path, cores: set[int]) -> None:

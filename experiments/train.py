@@ -212,8 +212,8 @@ def make_programs(config, model_config, optimizer, mesh) -> Programs:
         compare = advantages.make_compare(table, normalisation=config.advantage.normalisation,
                                           episode_stats=config.advantage.episode_stats)
         compare = coverage.with_coverage(compare, table, options, key)
-        estimator = advantages.ESTIMATORS[config.advantage.estimator]
-        advantage_N, comparisons = estimator(table, compare, **config.advantage.options)
+        name = config.advantage.estimator
+        advantage_N, comparisons = advantages.ESTIMATORS[name](table, compare, **config.advantage.options[name])
         if config.debug.check_invariants:
             for comparison in comparisons:
                 coverage.check_gate(comparison, options)

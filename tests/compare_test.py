@@ -34,6 +34,23 @@ def test_names_that_do_not_exist_list_those_that_do(variant, message):
         compare.overrides(variant)
 
 
+def test_options_of_an_estimator_are_fields_like_any_other():
+    config = compare.build(['--config=configs/alfworld_gigpo.py:smoke', *compare.overrides(
+        'hgpo+advantage.options.hgpo.weight_offset=2+advantage.episode_stats=rows')])
+    assert config.advantage.options.hgpo.weight_offset == 2 and config.advantage.options.gigpo.step_weight == 1.0
+
+
+def test_files_of_before_a_field_existed_still_count(tmp_path):
+    arguments = ['--config=configs/alfworld_gigpo.py:smoke']
+    config = json.loads(compare.build([*arguments, *compare.overrides('gigpo'), '--config.seed=0']).to_json_best_effort())
+    del config['rollout']['band_mix'], config['advantage']['options']
+    file = tmp_path / 'gigpo-seed0.json'
+    file.write_text(json.dumps(result('gigpo', 0, 30) | {'config': config}))
+    assert compare.plan(['gigpo'], 1, tmp_path, arguments) == []
+    with pytest.raises(wiring.ConfigError, match='gigpo-seed0.json was made with other settings .rollout.group_size 4 -> 3'):
+        compare.plan(['gigpo'], 1, tmp_path, [*arguments, '--config.rollout.group_size=3'])
+
+
 @pytest.mark.parametrize(('override', 'message'), [
     ('coverage.variant=half', 'coverage: variant is .half.; choose one of'),
     ('loss.policy_loss=reinforce', "loss: policy_loss='reinforce' is not one of"),

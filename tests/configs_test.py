@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pathlib
 
 import pytest
@@ -35,6 +36,13 @@ def test_paper_presets_hold_the_published_values():
         assert (c.advantage.discount, c.advantage.invalid_penalty, c.env.success_reward) == (0.95, 0.1, 10.0)
         assert (c.rollout.temperature, c.eval.temperature, c.eval.every) == (1.0, 0.4, 5)
         assert c.model.dtype == 'bfloat16' and c.optimizer.weight_decay == 0.01 and c.optimizer.max_grad_norm == 1.0
+
+
+def test_every_estimator_has_its_options_with_its_defaults():
+    options = base.get_config().advantage.options.to_dict()
+    assert options == {name: {key: parameter.default for key, parameter in inspect.signature(estimator).parameters.items()
+                              if parameter.kind is parameter.KEYWORD_ONLY}
+                       for name, estimator in advantages.ESTIMATORS.items()}
 
 
 def test_coverage_is_the_only_difference_between_gigpo_and_covgpo():

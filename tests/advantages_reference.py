@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
@@ -67,7 +68,7 @@ def rows_of(groups: list[Group]) -> list[Row]:
         for path in members.trajectories:
             texts = [path.steps[0].observation, *(step.next_observation for step in path.steps)]
             length, number = len(path.steps), rows[-1].path + 1 if rows else 0
-            changes = sum(before != after for before, after in zip(texts, texts[1:]))
+            changes = sum(before != after for before, after in itertools.pairwise(texts))
             for t, step in enumerate(path.steps):
                 last = t == length - 1
                 rows.append(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from table_examples import group, in_table_order, random_groups, trajectory, varied_groups, varied_rows, varied_tables
+from table_examples import group, in_table_order, random_groups, trajectory, varied_rows, varied_tables
 
 from covsero_jax import advantages, coverage, groups
 from covsero_jax.coverage import CoverageConfig
@@ -259,9 +259,9 @@ SHOULD_OCCUR = ('triggered', 'gap_violations', 'added_to_penalty', 'zero_degener
 
 
 def worst_difference(name, options, seeds, seen):
-    """Largest |code - reference| of an advantage on these batches. All numbers of groups must be equal; `seen` adds them up.
+    """Largest |code - reference| of an advantage on these batches. The gate metrics must agree; `seen` adds some up.
 
-    The two plain modes are compiled; the rest runs operation by operation, which compiles each once.
+    The default gate is compiled; the rest runs op by op, which compiles each op only once.
     """
     table, order_BN = varied_tables(seeds)
     config = {key: value for key, value in options.items() if key not in ('normalisation', 'episode_stats')}
@@ -273,7 +273,7 @@ def worst_difference(name, options, seeds, seen):
         advantage_N, comparisons = advantages.ESTIMATORS[name](table, compare)
         return advantage_N, coverage.gate_metrics(comparisons)
 
-    run = jax.jit(jax.vmap(estimate)) if options in GATES[:2] else jax.vmap(estimate)
+    run = jax.jit(jax.vmap(estimate)) if options == GATES[1] else jax.vmap(estimate)
     advantage_BN, metrics = jax.device_get(run(table))
     worst = 0.0
     for b, (advantage_N, seed) in enumerate(zip(in_table_order(advantage_BN, order_BN), seeds, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_coverage_is_a_rate_and_need_not_order_counts_at_unequal_length():
 def test_observation_changes_count_revisits_and_no_no_ops(texts):
     path = trajectory(texts)
     changed = groups.observation_changes(path)
-    assert changed.dtype == bool and changed.tolist() == [a != b for a, b in zip(texts, texts[1:])]
+    assert changed.dtype == bool and changed.tolist() == [a != b for a, b in itertools.pairwise(texts)]
     assert (groups.first_visits(path) <= changed).all()  # a first visit is a change, not the other way round
     again = groups.observation_changes(trajectory([*texts, texts[-1], texts[0]]))
     assert again.sum() == changed.sum() + (texts[-1] != texts[0])
@@ -166,7 +167,8 @@ def test_equal_coverage_has_equal_rank_and_the_ranks_order_it():
 
 
 def test_equal_shares_of_changes_have_equal_rank_over_all_groups():
-    batch = [group(trajectory('aabbc'), trajectory('abc')), group(trajectory('aab'), trajectory('aaaa'))]  # 2/4 2/2 | 1/2 0/3
+    # 2/4 and 2/2, then 1/2 and 0/3
+    batch = [group(trajectory('aabbc'), trajectory('abc')), group(trajectory('aab'), trajectory('aaaa'))]
     table = groups.build_step_table(batch, num_rows=16, **TABLE)
     assert table.change_rank_N[:11].tolist() == [1] * 4 + [2] * 2 + [1] * 2 + [0] * 3
     np.testing.assert_array_equal(table.change_rate_N[:11], np.float32([0.5] * 4 + [1] * 2 + [0.5] * 2 + [0] * 3))

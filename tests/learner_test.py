@@ -116,7 +116,11 @@ def params_moved(state):
 
 @pytest.mark.parametrize(
     ('loss', 'micro_batches'),
-    [(LOSS, (12, 6)), (dataclasses.replace(LOSS, aggregation='trajectory', count_zero_rows=False), (6,)), (GSPO, (6,))],
+    [
+        (LOSS, (12, 6)),
+        (dataclasses.replace(LOSS, aggregation='trajectory', count_zero_rows=False), (6,)),
+        (GSPO, (6,)),
+    ],
 )
 def test_microbatching_does_not_change_the_update(loss, micro_batches):
     whole = update(make_batch(micro_batch=24), loss=loss)

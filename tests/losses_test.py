@@ -251,8 +251,12 @@ def test_gspo_padding_may_hold_anything(poison):
             for x_BA, poisoned in zip((logprob_BA, old_BA), columns, strict=True)
         ]
         jax.tree.map(np.testing.assert_array_equal, gspo_grad(*dirty, advantage_B, mask_BA, **GSPO_CLIP), clean)
-    longer = [np.pad(x, ((0, 1), (0, 3)), constant_values=fill) for x, fill in ((logprob_BA, 5), (old_BA, -5), (mask_BA, False))]
-    value, grad_BA = gspo_grad(longer[0], longer[1], np.append(advantage_B, np.float32(9)), longer[2], **GSPO_CLIP)
+    longer_BA, longer_old_BA, longer_mask_BA = (
+        np.pad(x_BA, ((0, 1), (0, 3)), constant_values=fill)
+        for x_BA, fill in ((logprob_BA, 5), (old_BA, -5), (mask_BA, False))
+    )
+    longer_B = np.append(advantage_B, np.float32(9))
+    value, grad_BA = gspo_grad(longer_BA, longer_old_BA, longer_B, longer_mask_BA, **GSPO_CLIP)
     np.testing.assert_allclose(value, clean[0], rtol=1e-6)
     np.testing.assert_allclose(grad_BA[:ROWS, :ACTIONS], clean[1], rtol=1e-6)
     assert not grad_BA[ROWS:].any() and not grad_BA[:, ACTIONS:].any()
@@ -281,8 +285,8 @@ def test_gspo_clips_at_its_published_range(ratio, advantage, loss, is_clipped):
 
 
 def test_gspo_of_extreme_replies_is_finite():
+    old_BA, mask_BA = np.zeros((1, 2), np.float32), np.ones((1, 2), bool)
     for gap in (200.0, -200.0):
         for advantage in (1.0, -1.0):
-            args = (np.full((1, 2), gap, np.float32), np.zeros((1, 2), np.float32), np.float32([advantage]), np.ones((1, 2), bool))
-            value, grad_BA = gspo_grad(*args)
+            value, grad_BA = gspo_grad(old_BA + np.float32(gap), old_BA, np.float32([advantage]), mask_BA)
             assert np.isfinite(value) and np.isfinite(grad_BA).all()

@@ -91,7 +91,7 @@ def random_groups(
 def varied_groups(seed: int) -> list[Group]:
     """At most 112 rows of everything at once: groups of 1 to 4, rewards of 0 and 10, fractional on any step or tiny,
     penalties, replies of 1 to 9 tokens. All tasks show the same observations, so that only the task tells them apart.
-    (Tiny is 2^-11, which float32 holds exactly, beside 10 too: what is compared is arithmetic, not the rounding of rewards.)
+    (Tiny is 2^-11, which float32 holds exactly, also beside 10: references shall differ by arithmetic, not by rewards.)
     """
     rng = np.random.default_rng(seed)
     groups = []
@@ -128,12 +128,13 @@ def varied_rows(seed: int) -> list[reference.Row]:
 
 @functools.cache
 def varied_tables(seeds: range, *, num_rows: int = 120, **options) -> tuple[StepTable, np.ndarray]:
-    """The tables of `varied_groups` stacked, [B, N], every other one with its rows and padding in random order; that order."""
-    settings = {'discount': reference.DISCOUNT, 'goal_discount': reference.GOAL_DISCOUNT, 'history_depth': reference.DEPTH}
+    """The tables of `varied_groups` stacked, [B, N], and the order of their rows and padding, random in every other."""
+    options |= {'discount': reference.DISCOUNT, 'goal_discount': reference.GOAL_DISCOUNT}
+    options |= {'history_depth': reference.DEPTH, 'num_rows': num_rows}
     tables, orders = [], []
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(num_rows) if seed % 2 else np.arange(num_rows)
-        table = build_step_table(varied_groups(seed), num_rows=num_rows, **settings, **options)
+        table = build_step_table(varied_groups(seed), **options)
         tables.append(jax.tree.map(lambda column, order=order: column[..., order], table))
         orders.append(order)
     return jax.tree.map(lambda *columns: np.stack(columns), *tables), np.stack(orders)

@@ -98,13 +98,16 @@ def group_compare(
     Without the division it is Dr. GRPO's (arXiv 2503.20783, section 3.2). mean_g and std_g weight the group's rows by `weight_N` (1 by default); with 1 / (rows of its trajectory) each
     trajectory counts once. A member is a row, or a trajectory when weighted so.
     Exactly zero for padding, single-member groups and constant groups. The last is decided by max == min: in float32
-    the mean of equal numbers is often not that number, and dividing by a tiny std makes advantages of 0.1 of it.
+    the mean of equal numbers is often not that number, and dividing by a tiny std makes advantages of 0.1 of it. For
+    the same reason a row within rounding of its group's mean, 8 ulp of the largest |x|, gets exactly 0.
     """
     weight_N = jnp.ones_like(score_N) if weight_N is None else weight_N
     chex.assert_rank([score_N, id_N, weight_N], 1)
     chex.assert_equal_shape([score_N, id_N, weight_N])
     chex.assert_type([score_N, id_N, weight_N], [jnp.float32, jnp.int32, jnp.float32])
     advantage_N = _deviation(score_N, id_N, weight_N)
+    rounding_N = 8 * jnp.finfo(jnp.float32).eps * group_max(jnp.abs(score_N), id_N)
+    advantage_N = jnp.where(jnp.abs(advantage_N) > rounding_N, advantage_N, 0.0)
     if use_std:
         advantage_N /= _std(advantage_N, id_N, weight_N, ddof) + eps
     has_contrast_N = group_varies(score_N, id_N) & (group_members(id_N, weight_N) > 1)
@@ -203,7 +206,7 @@ def hgpo(
         weights.append(episode_weight)
     numerator_N = denominator_N = jnp.zeros_like(table.step_return_N)
     for comparison, weight in zip(comparisons, weights, strict=True):
-        # Not `!= 0`: a row at its group's mean gets 0 or rounding noise, depending on the order of the sum.
+        # Not `!= 0`: at its group's mean a row gets 0 or, in another order of the sum, a last digit.
         weight_N = jnp.where(jnp.abs(comparison.advantage_N) > EPS, weight, 0.0)
         numerator_N += weight_N * comparison.advantage_N
         denominator_N += weight_N

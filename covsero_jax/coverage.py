@@ -137,16 +137,14 @@ def with_coverage(
         if config.is_off or level not in config.levels:
             return base.replace(gate=gate.replace(open_N=jnp.zeros_like(gate.open_N)))
 
-        def scores_as_zero():
-            if config.gate_on == 'penalised':
-                return jnp.where(gate.tolerated_N, 0.0, gate.kept_N)
-            as_zero_N = jnp.where(gate.zero_N, 0.0, score_N)
-            without_N = compare(level, as_zero_N, id_N, ddof=ddof, normalisation=normalisation).base_N
-            return jnp.where(gate.tolerated_N, without_N, gate.kept_N)
-
         kept_N = gate.kept_N
-        if tolerance and gate_score_N is None:  # inside the tolerance counts as zero; no such group in binary tasks
-            kept_N = jax.lax.cond(jnp.any(gate.tolerated_N), scores_as_zero, lambda: gate.kept_N)
+        if tolerance and gate_score_N is None:  # a score inside the tolerance counts as zero
+            if config.gate_on == 'task':
+                as_zero_N = jnp.where(gate.zero_N, 0.0, score_N)
+                without_N = compare(level, as_zero_N, id_N, ddof=ddof, normalisation=normalisation).base_N
+            else:
+                without_N = jnp.zeros_like(kept_N)
+            kept_N = jnp.where(gate.tolerated_N, without_N, kept_N)
         fallback_N = gate.scale * advantages.group_compare(gate.score_N, id_N, weight_N=base.weight_N, ddof=ddof)
         advantage_N = jnp.where(gate.open_N, kept_N + fallback_N, kept_N)
         return base.replace(advantage_N=advantage_N, gate=gate.replace(kept_N=kept_N))

@@ -25,7 +25,7 @@ UNGATED_BY_COVERAGE = ('shuffle_h', 'random_h')  # open wherever there is no sco
 def permute_members(x_N: Array, id_N: Array, member_id_N: Array, key: Array) -> Array:
     """Deal each group's values out to its members anew, at random.
 
-    A member is the rows that share a `member_id_N` inside one group; x is constant on them, before and after. Every
+    A member is the rows that share a `member_id_N`, all of one group; x is constant on them, before and after. Every
     group keeps its values. Padding (id -1) keeps its own.
     """
     chex.assert_rank([x_N, id_N, member_id_N], 1)
@@ -61,12 +61,12 @@ def score(
     """
     own_credit = level == 'step' and coverage_credit == 'transition'
     if variant == 'obs_change':
-        rate_N, rank_N, event_N = table.change_rate_N, table.change_rank_N, table.changed_N
+        score_N, rank_N, event_N = table.change_rate_N, table.change_rank_N, table.changed_N
     else:
-        rate_N, rank_N, event_N = table.coverage_N, table.coverage_rank_N, table.novel_N
-    rate_N, event_N = jnp.asarray(rate_N), jnp.asarray(event_N, jnp.float32)
-    score_N = event_N if own_credit else rate_N
-    rank_N = jnp.asarray(table.changed_N if variant == 'obs_change' else table.novel_N, jnp.int32) if own_credit else rank_N
+        score_N, rank_N, event_N = table.coverage_N, table.coverage_rank_N, table.novel_N
+    if own_credit:
+        score_N, rank_N = event_N, jnp.asarray(event_N, jnp.int32)
+    score_N, event_N = (jnp.asarray(x_N, jnp.float32) for x_N in (score_N, event_N))
     if variant not in RANDOM:
         return score_N, rank_N
 

@@ -72,6 +72,8 @@ class LossConfig:
             raise ValueError(f'aggregation={self.aggregation!r} is not one of {losses.AGGREGATIONS}')
         if self.policy_loss not in losses.POLICY_LOSSES:
             raise ValueError(f'policy_loss={self.policy_loss!r} is not one of {losses.POLICY_LOSSES}')
+        if self.policy_loss == 'gspo' and self.aggregation != 'sequence':
+            raise ValueError(f"policy_loss='gspo' averages over replies: aggregation='sequence', not {self.aggregation!r}")
         if self.temperature <= 0 or self.chunk < 1:
             raise ValueError(f'temperature={self.temperature} and chunk={self.chunk} must be positive')
 

@@ -19,6 +19,7 @@ Array = jax.Array
 AGGREGATIONS = ('token', 'sequence', 'trajectory')
 POLICY_LOSSES = ('ppo', 'gspo')
 RATIO_BOUND = 20.0  # nats; far outside any clip range, and exp of it is finite in float32
+SEQUENCE_RATIO_BOUND = 10.0  # nats
 KL_BOUND = 10.0  # nats
 
 
@@ -97,11 +98,14 @@ def sequence_policy_loss(
 
 
 def sequence_log_ratio(logprob_BA: Array, old_logprob_BA: Array, mask_BA: Array) -> Array:
-    """Mean over the row's real tokens of log pi - log pi_old, on each of them, with the gradient of its own log pi."""
+    """Mean over the row's real tokens of log pi - log pi_old, on each of them, with the gradient of its own log pi.
+
+    At most 10 nats, as in the public code: without a dual clip nothing else bounds the loss of A < 0.
+    """
     length_B = jnp.maximum(jnp.sum(mask_BA, axis=-1), 1)
     mean_B = jnp.sum(where_real(log_ratio(logprob_BA, old_logprob_BA), mask_BA), axis=-1) / length_B
     own_BA = logprob_BA - jax.lax.stop_gradient(logprob_BA)  # 0, with a gradient
-    return own_BA + jax.lax.stop_gradient(mean_B)[..., None]
+    return own_BA + jax.lax.stop_gradient(jnp.minimum(mean_B, SEQUENCE_RATIO_BOUND))[..., None]
 
 
 def _clipped(log_ratio_BA: Array, advantage_BA: Array, clip_low: float, clip_high: float) -> Array:

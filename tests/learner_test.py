@@ -241,6 +241,8 @@ def test_gspo_step_has_one_ratio_per_reply():
 def test_unknown_losses_are_refused():
     with pytest.raises(ValueError, match=r"policy_loss='gsp' is not one of \('ppo', 'gspo'\)"):
         learner.LossConfig(policy_loss='gsp')
+    with pytest.raises(ValueError, match="policy_loss='gspo' averages over replies"):
+        learner.LossConfig(policy_loss='gspo')
     with pytest.raises(ValueError, match="aggregation='row' is not one of"):
         learner.LossConfig(aggregation='row')
 

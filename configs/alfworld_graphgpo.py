@@ -3,8 +3,8 @@
 python -m experiments.train --config=configs/alfworld_graphgpo.py          tiny preset: CPU, minutes
 python -m experiments.train --config=configs/alfworld_graphgpo.py:1.5b     2 x H100 or v5p-8; published: 92.7 +- 1.3 % on valid_seen (arXiv 2605.26684)
 
-The published figure is with --config.env.observation=enriched. On raw texts every refused command leads to the one node
-"Nothing happens.", a short cut through the graph that credits refused commands.
+The published figure is with --config.env.observation=enriched. Raw texts do not say what the agent holds: the place where
+the goal was once reached is then one step from success with empty hands, too, and taking the object leads away from it.
 """
 
 from configs import base

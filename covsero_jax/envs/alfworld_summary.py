@@ -1,7 +1,7 @@
 """What an episode's own commands tell about its state: where the agent is, what it holds, what it has changed.
 
-ALFWorld's texts leave this out, so that different states look alike: every command that cannot be executed is answered
-"Nothing happens.", wherever the agent stands. GraphGPO's public recipe adds such a summary to the observation. It uses
+ALFWorld's texts leave this out, so that different states look alike: a place reads the same with and without the object
+in hand, and every command that cannot be executed is answered "Nothing happens.", wherever the agent stands. GraphGPO's public recipe adds such a summary to the observation. It uses
 commands and feedback only, never hidden facts. The facts are the recipe's, the wording is ours.
 """
 

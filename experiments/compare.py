@@ -12,6 +12,7 @@ an interrupted one is continued. Seed by seed, so that differences are paired as
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import json
 import os
@@ -24,20 +25,11 @@ import threading
 from collections.abc import Sequence
 
 import tqdm
-from absl import app, flags
+from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import advantages, coverage_controls
 from experiments import compare_tables, results, wiring
-
-_CONFIG = flags.DEFINE_string('config', 'configs/alfworld_gigpo.py', 'experiment, optionally with :preset')
-_VARIANTS = flags.DEFINE_list('variants', ['gigpo', 'gigpo+covgpo'], 'what is compared; see above')
-_SEEDS = flags.DEFINE_integer('seeds', 3, 'number of seeds: 0, 1, ...')
-_JOBS = flags.DEFINE_integer('jobs', 1, 'runs at the same time; each gets its share of the cores')
-_NAME = flags.DEFINE_string('name', '', 'folder under results/; default the preset')
-_REFERENCE = flags.DEFINE_string('reference', '', 'variant that all others are compared with; default each one\'s own estimator alone')
-_RUNS = flags.DEFINE_string('runs', 'runs/compare', 'where the runs themselves are written')
-_ONLY_SHOW = flags.DEFINE_bool('only_show', False, 'only make the tables and the picture')
 
 _IN_SWEEP = threading.Event()  # cleared: no further run is started
 
@@ -158,25 +150,42 @@ def sweep(todo: Sequence[tuple[pathlib.Path, list[str]]], runs: pathlib.Path, jo
     return errors
 
 
-def main(argv: Sequence[str]) -> None:
-    common = [f'--config={_CONFIG.value}', *argv[1:]]
-    stray = [argument for argument in argv[1:] if not argument.startswith('--config.')]
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the configuration flags of every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    parser.add_argument('--config', default='configs/alfworld_gigpo.py', help='experiment, optionally with :preset')
+    parser.add_argument('--variants', default='gigpo,gigpo+covgpo', help='what is compared, separated by commas; see above')
+    parser.add_argument('--seeds', type=int, default=3, help='number of seeds: 0, 1, ...')
+    parser.add_argument('--jobs', type=int, default=1, help='runs at the same time; each gets its share of the cores')
+    parser.add_argument('--name', help='folder under results/; default the preset')
+    parser.add_argument('--reference', default='', help="what all are compared with; default each one's own estimator alone")
+    parser.add_argument('--runs', default='runs/compare', help='where the runs themselves are written')
+    parser.add_argument('--only_show', action='store_true', help='only make the tables and the picture')
+    options, rest = parser.parse_known_args(argv)
+    stray = [argument for argument in rest if not argument.startswith('--config.')]
     if stray:
-        raise app.UsageError(f'unexpected arguments {stray}')
-    name = _NAME.value or (_CONFIG.value.split(':') + ['tiny'])[1]
-    folder = results.FOLDER / name
+        parser.error(f'unexpected arguments {stray}')
+    return options, rest
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options, common = parse(argv)
+    variants = options.variants.split(',')
+    folder = results.FOLDER / (options.name or (options.config.split(':') + ['tiny'])[1])
     errors = []
-    if not _ONLY_SHOW.value:
-        todo = plan(_VARIANTS.value, _SEEDS.value, folder, common)
-        print(f'{len(_VARIANTS.value) * _SEEDS.value - len(todo)} runs are there, {len(todo)} to make')
-        errors = sweep(todo, pathlib.Path(_RUNS.value) / name, _JOBS.value)
+    if not options.only_show:
+        todo = plan(variants, options.seeds, folder, [f'--config={options.config}', *common])
+        print(f'{len(variants) * options.seeds - len(todo)} runs are there, {len(todo)} to make')
+        errors = sweep(todo, pathlib.Path(options.runs) / folder.name, options.jobs)
     everything = [results.read(path) for path in sorted(folder.glob('*.json'))]
     if not everything:
         raise wiring.ConfigError(f'there are no results in {folder}')
-    print(compare_tables.write(everything, folder, reference=_REFERENCE.value))
+    print(compare_tables.write(everything, folder, reference=options.reference))
     if errors:
         sys.exit(f'{len(errors)} of the runs are missing: {errors[-1].splitlines()[0]}')
 
 
 if __name__ == '__main__':
-    wiring.run_main(main, known_only=True)
+    with wiring.one_line_errors():
+        main()

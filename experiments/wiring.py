@@ -58,15 +58,12 @@ def define_config(what: str):
         return config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', what)
 
 
-def run_main(main: Callable[[Sequence[str]], None], *, known_only: bool = False) -> None:
-    """absl's app.run, with one line for flags and configuration fields that do not exist.
-
-    known_only: `main` gets the flags that nobody has defined.
-    """
+def run_main(main: Callable[[Sequence[str]], None]) -> None:
+    """absl's app.run, with one line for flags and configuration fields that do not exist."""
 
     def parse(argv: list[str]) -> list[str]:
         try:
-            return flags.FLAGS(argv, known_only=known_only)
+            return flags.FLAGS(argv)
         except flags.Error as error:
             sys.exit(f'error: {str(error).strip().splitlines()[-1].strip()}')
 

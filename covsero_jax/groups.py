@@ -137,6 +137,9 @@ def _next_nodes(trajectory: Trajectory) -> list[str | None]:
 
 def goal_returns(group: Group, *, goal_discount: float, goal_reward: float, distance_offset: int) -> list[float]:
     """goal_reward * goal_discount^(d(next) + distance_offset) for each row of the group, in row order."""
+    if not any(trajectory.success for trajectory in group.trajectories):  # every distance is 1: no graph needed
+        rows = sum(len(trajectory.steps) for trajectory in group.trajectories)
+        return [goal_reward * goal_discount ** (1 + distance_offset)] * rows
     distances = goal_distances(group)
     return [
         goal_reward * goal_discount ** (distances[node] + distance_offset)

@@ -95,8 +95,9 @@ def group_compare(
 ) -> Array:
     """Group-relative advantage A_n = (x_n - mean_g) / (std_g + eps), without the division if not `use_std`.
 
-    Without the division it is Dr. GRPO's (arXiv 2503.20783, section 3.2). mean_g and std_g weight the group's rows by `weight_N` (1 by default); with 1 / (rows of its trajectory) each
-    trajectory counts once. A member is a row, or a trajectory when weighted so.
+    Without the division it is Dr. GRPO's (arXiv 2503.20783, section 3.2). mean_g and std_g weight the group's rows by
+    `weight_N` (1 by default); with 1 / (rows of its trajectory) each trajectory counts once. A member is a row, or a
+    trajectory when weighted so.
     Exactly zero for padding, single-member groups and constant groups. The last is decided by max == min: in float32
     the mean of equal numbers is often not that number, and dividing by a tiny std makes advantages of 0.1 of it. For
     the same reason a row within rounding of its group's mean, 8 ulp of the largest |x|, gets exactly 0.
@@ -110,8 +111,11 @@ def group_compare(
     advantage_N = jnp.where(jnp.abs(advantage_N) > rounding_N, advantage_N, 0.0)
     if use_std:
         advantage_N /= _std(advantage_N, id_N, weight_N, ddof) + eps
-    has_contrast_N = group_varies(score_N, id_N) & (group_members(id_N, weight_N) > 1)
-    return jnp.where(has_contrast_N, advantage_N, 0.0)
+    return jnp.where(_has_contrast(score_N, id_N, weight_N), advantage_N, 0.0)
+
+
+def _has_contrast(score_N, id_N, weight_N):
+    return group_varies(score_N, id_N) & (group_members(id_N, weight_N) > 1)
 
 
 def leave_one_out(score_N: Array, id_N: Array, *, weight_N: Array) -> Array:
@@ -133,16 +137,17 @@ def batch_whitened(score_N: Array, id_N: Array, *, weight_N: Array, tokens_N: Ar
     count = jnp.maximum(jnp.sum(tokens_N), 1.0)
     mean = jnp.sum(tokens_N * centred_N) / count
     variance = jnp.sum(tokens_N * jnp.square(centred_N - mean)) / count
-    has_contrast_N = group_varies(score_N, id_N) & (group_members(id_N, weight_N) > 1)
-    return jnp.where(has_contrast_N, (centred_N - mean) * jax.lax.rsqrt(variance + 1e-8), 0.0)
+    whitened_N = (centred_N - mean) * jax.lax.rsqrt(variance + 1e-8)
+    return jnp.where(_has_contrast(score_N, id_N, weight_N), whitened_N, 0.0)
 
 
 def make_compare(table: StepTable, *, normalisation: str = 'mean_std', episode_stats: str = 'trajectory') -> Compare:
     """The base comparison on this table: `group_compare` of (score - the row's own invalid-action penalty).
 
-    normalisation: 'mean_std' or 'mean', at both levels, save where an estimator has its own. episode_stats: at the trajectory level, 'trajectory' lets each
-    trajectory count once, its rows sharing the vote (the papers' formula wherever there is no penalty); 'rows' lets
-    each row count, so that long trajectories weigh more (the public code). Raises ValueError for other options.
+    normalisation: 'mean_std' or 'mean', at both levels, save where an estimator has its own. episode_stats: at the
+    trajectory level, 'trajectory' lets each trajectory count once, its rows sharing the vote (the papers' formula
+    wherever there is no penalty); 'rows' lets each row count, so that long trajectories weigh more (the public code).
+    Raises ValueError for other options.
     """
     if normalisation not in NORMALISATIONS:
         raise ValueError(f'normalisation is {normalisation!r}; choose one of {NORMALISATIONS}')

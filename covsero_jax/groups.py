@@ -109,9 +109,10 @@ def observation_changes(trajectory: Trajectory) -> np.ndarray:
 def goal_distances(group: Group) -> dict[str | None, int]:
     """Steps from each observation of the group to success, in the graph of all its transitions (GraphGPO, 2605.26684).
 
-    Nodes are distinct observations (or what the environment says tells states apart, `Step.node`), edges are executed steps of cost 1. The last step of a successful trajectory leads
-    to the one success node, the key None, at distance 0, whatever text was shown there. Observations that cannot reach
-    it get (largest finite distance) + 1: without a success that is 1 everywhere.
+    Nodes are distinct observations (or what the environment says tells states apart, `Step.node`), edges are executed
+    steps of cost 1. The last step of a successful trajectory leads to the one success node, the key None, at distance
+    0, whatever text was shown there. Observations that cannot reach it get (largest finite distance) + 1: without a
+    success that is 1 everywhere.
     """
     predecessors = collections.defaultdict(list)
     for trajectory in group.trajectories:

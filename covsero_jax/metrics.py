@@ -54,7 +54,7 @@ class MetricsWriter:
         self._path = folder / 'metrics.jsonl'
         if self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _update_of(line) <= resume_from]
-            _replace(self._path, ''.join(line + '\n' for line in kept))
+            replace_file(self._path, ''.join(line + '\n' for line in kept))
         self._file = self._path.open('a')
         self._board = SummaryWriter(str(folder / 'tensorboard'), purge_step=resume_from + 1)
 
@@ -83,7 +83,8 @@ def _update_of(line: str) -> float:
         return float('inf')
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Write a whole file or, if stopped, none of it."""
     temporary = path.with_name(path.name + '.tmp')
     temporary.write_text(text)
     temporary.replace(path)
@@ -150,4 +151,4 @@ def write_trajectories(path: pathlib.Path, groups: Sequence[Group], task_names: 
                 'group': g, 'member': k, 'task': task_names[group.task_id], 'success': trajectory.success,
                 'stop_reason': trajectory.stop_reason, 'steps': steps,
                 'last_observation': trajectory.steps[-1].next_observation}))
-    _replace(path, '\n'.join(lines) + '\n')
+    replace_file(path, '\n'.join(lines) + '\n')

@@ -11,7 +11,6 @@ diagnostics add to that. Medians, in milliseconds; `share` is CovGPO's part of h
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import statistics
 import time
@@ -69,22 +68,17 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """The compiled estimator of one name, with or without the wrapper."""
+def compiled(name: str, *, with_coverage: bool) -> Callable:
+    """The compiled estimator of one name, with or without CovGPO and its diagnostics."""
 
-    name: str
-    with_coverage: bool
+    def run(table):
+        compare = advantages.make_compare(table)
+        if with_coverage:
+            compare = coverage.with_coverage(compare, table)
+        advantage_N, comparisons = advantages.ESTIMATORS[name](table, compare)
+        return advantage_N, coverage.gate_metrics(comparisons) if with_coverage else {}
 
-    def compiled(self) -> Callable:
-        def run(table):
-            compare = advantages.make_compare(table)
-            if self.with_coverage:
-                compare = coverage.with_coverage(compare, table)
-            advantage_N, comparisons = advantages.ESTIMATORS[self.name](table, compare)
-            return advantage_N, coverage.gate_metrics(comparisons) if self.with_coverage else {}
-
-        return jax.jit(run)
+    return jax.jit(run)
 
 
 def measure(num_rows: int, repeats: int) -> list[str]:
@@ -95,7 +89,7 @@ def measure(num_rows: int, repeats: int) -> list[str]:
     table = jax.device_put(groups.build_step_table(batch, num_rows=rows, **TABLE))
     lines = []
     for name in advantages.ESTIMATORS:
-        base, full = (milliseconds(lambda f=Estimate(name, flag).compiled(): jax.block_until_ready(f(table)), repeats)
+        base, full = (milliseconds(lambda f=compiled(name, with_coverage=flag): jax.block_until_ready(f(table)), repeats)
                       for flag in (False, True))
         extra = full - base
         lines.append(f'{rows:8,} {name:13} {host:8.1f} {base:8.2f} {extra:+9.2f} {host + full:8.1f} {extra / (host + full):7.1%}')

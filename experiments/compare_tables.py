@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import results
+from experiments import diagnostics, results
 from experiments.results import Result
 
 Runs = dict[str, dict[int, Result]]  # variant -> seed -> result
@@ -123,7 +123,7 @@ def draw(runs: Runs, reference: str, path: pathlib.Path) -> None:
                     x = [evaluation['update'] for evaluation in result['evaluations']]
                     y = [results.success(result, i).mean() / 100 for i in range(len(x))]
                 else:
-                    y = _smoothed(result['curves'][curve])
+                    y = diagnostics.smooth(np.array(result['curves'][curve]))
                     x = list(range(1, len(y) + 1))
                 lines.append((x, y))
                 ax.plot(x, y, color=colours[variant], alpha=0.2, linewidth=0.8)
@@ -153,12 +153,6 @@ def _draw_differences(ax, runs: Runs, reference: str, colours) -> None:
     ax.set(title='Paired difference, 95 % interval (circle: evaluation, square: rollouts)', xlabel='points')
     ax.invert_yaxis()
     ax.grid(alpha=0.3)
-
-
-def _smoothed(values: Sequence[float], width: int = 5) -> np.ndarray:
-    """Centred running mean; at the ends over what is there."""
-    ones = np.ones(width)
-    return np.convolve(values, ones, 'same') / np.convolve(np.ones(len(values)), ones, 'same')
 
 
 def write(everything: Sequence[Result], folder: pathlib.Path, *, reference: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from covsero_jax import metrics
+from experiments import results
 
 WINDOW = 5  # updates that one point of a smoothed curve, and one row of the first table, average
 DASH = '–'
@@ -129,7 +130,7 @@ def _read_folder(path: pathlib.Path) -> Run:
 
 
 def _read_result(path: pathlib.Path) -> Run:
-    result = json.loads(path.read_text())
+    result = results.read(path)
     num_updates = result['config']['updates']
     curves = {name: np.array(values, float) for name, values in result['curves'].items() if len(values) == num_updates}
     notes = tuple(f'curve {name} has {len(values)} values for {num_updates} updates and is left out'

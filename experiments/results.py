@@ -46,9 +46,7 @@ def record(run: pathlib.Path, path: pathlib.Path | None = None) -> pathlib.Path:
     }
     path = path or FOLDER / f'{config["experiment"]}-{config["preset"]}-seed{config["seed"]}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + '.tmp')
-    temporary.write_text(json.dumps(out) + '\n')
-    temporary.replace(path)
+    metrics.replace_file(path, json.dumps(out) + '\n')
     return path
 
 

@@ -104,6 +104,19 @@ def _paper() -> ConfigDict:
     c.coverage.q_fail_scope = 'level'
     c.coverage.coverage_credit = 'trajectory'
 
+    c.sero = ConfigDict()
+    c.sero.variant = 'off'  # 'sero', or a control: full_flat, root_only, short_bridge, depth_decay, shuffled
+    c.sero.coef = 0.1  # lambda_O
+    c.sero.oracle = 'planner'  # of ALFWorld: 'planner' (shortest plan) | 'explorer' (knows only what the episode showed)
+    c.sero.restoration = 'copy'  # of the root: 'copy' (snapshot) | 'replay' (reset and the same commands)
+    c.sero.root_sampling = 'uniform'  # 'prioritised': more roots for task types that were rare among recent ones
+    c.sero.think = True  # targets have an empty think block before the command
+    c.sero.nll = 'token_mean'  # 'token_mean' | 'token_sum', of a command
+    c.sero.bridge = 3  # commands of short_bridge
+    c.sero.decay = 0.9  # delta of depth_decay
+    c.sero.match_mass = False  # scale a branch's weights to the sum that sero's have
+    c.sero.bank = ''  # file of experiments.oracle_bank: replay its branches, ask no oracle
+
     c.loss = ConfigDict()  # learner.LossConfig
     c.loss.policy_loss = 'ppo'  # 'ppo' | 'gspo'
     c.loss.clip_low = 0.2
@@ -134,6 +147,7 @@ def _paper() -> ConfigDict:
     c.eval.every = 5  # updates; also before the first and after the last
     c.eval.splits = ('valid_seen', 'valid_unseen')  # the first one chooses the best checkpoint
     c.eval.temperature = 0.4
+    c.eval.plan_bounds = (4, 6)  # expert plans up to the first are short, up to the second medium, others long
     c.eval.num_envs = 128
 
     c.checkpoint = ConfigDict()

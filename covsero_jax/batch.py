@@ -16,6 +16,8 @@ import flax.struct
 import jax
 import numpy as np
 
+from covsero_jax.trajectory import OracleStep
+
 Array = jax.Array | np.ndarray
 
 
@@ -42,6 +44,15 @@ class PolicyBatch:
     old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
     ref_logprob_BA: Array | None = None  # float32: by the reference policy; needed when kl_coef > 0
     sampler_logprob_BA: Array | None = None  # float32: as sampled; a diagnostic on the host, never a training input
+
+
+@flax.struct.dataclass
+class OracleBatch:
+    """One micro-batch of oracle targets. The reply is the context of its command; only the command is scored and learned."""
+
+    tokens: TokenBatch
+    command_mask_BA: Array  # bool
+    weight_B: Array  # float32: branch gate x weight along the branch; 0 on padding rows
 
 
 Minibatch = tuple[PolicyBatch, ...]
@@ -135,6 +146,33 @@ def build_minibatches(
         longest_first = rows[np.argsort(-prompt_len_N[rows], kind='stable')]
         minibatches.append(tuple(build_micro(micro_rows) for micro_rows in _cut(longest_first, micro_batch)))
     return minibatches
+
+
+def build_oracle_batches(
+    steps: Sequence[OracleStep],
+    weight_B: np.ndarray,
+    *,
+    micro_batch: int,
+    prompt_buckets: Sequence[int],
+    action_buckets: Sequence[int],
+) -> list[tuple[np.ndarray, OracleBatch]]:
+    """Micro-batches of branch steps, longest prompts first: (positions in `steps` of the real rows, batch) each."""
+    prompt_len_B = _row_lengths([step.prompt_tokens for step in steps], prompt_buckets, 'prompt')
+    action_len_B = _row_lengths([step.reply_tokens for step in steps], action_buckets, 'action')
+    batches = []
+    for rows in _cut(np.argsort(-prompt_len_B, kind='stable'), micro_batch):
+        tokens = build_tokens(
+            [steps[row].prompt_tokens for row in rows],
+            [steps[row].reply_tokens for row in rows],
+            num_rows=micro_batch,
+            prompt_len=choose_bucket(prompt_len_B[rows], prompt_buckets, 'prompt'),
+            action_len=choose_bucket(action_len_B[rows], action_buckets, 'action'),
+        )
+        command_mask_BA = np.zeros_like(tokens.action_mask_BA)
+        for place, row in enumerate(rows):
+            command_mask_BA[place, : len(steps[row].command_mask)] = steps[row].command_mask
+        batches.append((rows, OracleBatch(tokens, command_mask_BA, _pad_rows(weight_B[rows], micro_batch, 0.0))))
+    return batches
 
 
 def pad_fraction(micro_batches: Iterable[PolicyBatch]) -> float:

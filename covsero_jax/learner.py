@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh
 
 from covsero_jax import losses, model, sharding
-from covsero_jax.batch import PolicyBatch, TokenBatch
+from covsero_jax.batch import OracleBatch, PolicyBatch, TokenBatch
 
 Array = jax.Array
 PyTree = Any
@@ -30,7 +30,7 @@ Metrics = dict[str, Array]
 
 METRICS = (  # of the loss; each is a sum over micro-batches, or a maximum if its name says so
     'loss/total', 'loss/policy', 'loss/kl', 'loss/entropy', 'loss/clip_fraction', 'loss/old_kl', 'loss/ratio_max',
-    'batch/action_tokens',
+    'batch/action_tokens', 'loss/oracle',
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ class LossConfig:
     entropy_coef: float = 0.001
     aggregation: str = 'token'  # losses.AGGREGATIONS
     count_zero_rows: bool = True
+    oracle_coef: float = 0.1  # lambda_O of SERO; only used where there are oracle batches
+    oracle_nll: str = 'token_mean'  # losses.ORACLE_NLL
     temperature: float = 1.0  # that of the rollout: the ratio compares distributions at one temperature
     chunk: int = 16  # action positions whose logits exist at one time: [rows, chunk, vocabulary]
 
@@ -74,6 +76,8 @@ class LossConfig:
             raise ValueError(f'policy_loss={self.policy_loss!r} is not one of {losses.POLICY_LOSSES}')
         if self.policy_loss == 'gspo' and self.aggregation != 'sequence':
             raise ValueError(f"policy_loss='gspo' averages over replies: aggregation='sequence', not {self.aggregation!r}")
+        if self.oracle_nll not in losses.ORACLE_NLL:
+            raise ValueError(f'oracle_nll={self.oracle_nll!r} is not one of {losses.ORACLE_NLL}')
         if self.temperature <= 0 or self.chunk < 1:
             raise ValueError(f'temperature={self.temperature} and chunk={self.chunk} must be positive')
 
@@ -168,6 +172,11 @@ class Sums(NamedTuple):
 class TrainStep:
     """(state, minibatch) -> (state, metrics); made by `make_train_step`. The old state's buffers are reused: drop it.
 
+    oracle: SERO's term, beside the policy loss and normalised by itself: this minibatch adds
+    oracle_coef * oracle_scale * sum_b weight_b NLL_b over the rows of all `oracle` batches. With oracle_scale = M / N for
+    M minibatches and N attempted roots, the mean over the minibatches is oracle_coef * L_O (SERO, 4.4). Without batches
+    the very same programs run as without SERO.
+
     A gradient that is not finite changes neither parameters nor optimizer, and is counted in `update/skipped`.
     ValueError when a micro-batch lacks a column that the loss needs.
     """
@@ -175,19 +184,29 @@ class TrainStep:
     loss: LossConfig
     start: Any  # compiled () -> an empty Sums
     accumulate: Any  # compiled (params, Sums, micro-batch, counts) -> Sums, one program per (P, A)
+    accumulate_oracle: Any  # compiled (params, Sums, OracleBatch, scale) -> Sums, likewise
     apply: Any  # compiled (state, Sums) -> (state, metrics)
 
-    def __call__(self, state: TrainState, minibatch: Sequence[PolicyBatch]) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self,
+        state: TrainState,
+        minibatch: Sequence[PolicyBatch],
+        oracle: Sequence[OracleBatch] = (),
+        oracle_scale: float = 1.0,
+    ) -> tuple[TrainState, Metrics]:
         for micro in minibatch:
             _check_columns(micro, self.loss)
         counts = _counts(minibatch, self.loss)
         sums = self.start()
         for micro in minibatch:
             sums = self.accumulate(state.params, sums, micro, counts)
+        for micro in oracle:
+            sums = self.accumulate_oracle(state.params, sums, micro, np.float32(oracle_scale))
         return self.apply(state, sums)
 
     def num_compiled(self) -> int:
-        return sum(program._cache_size() for program in (self.start, self.accumulate, self.apply))
+        return sum(program._cache_size() for program in (
+            self.start, self.accumulate, self.accumulate_oracle, self.apply))
 
 
 def make_train_step(
@@ -210,10 +229,25 @@ def make_train_step(
             return _objective(params, micro, counts, config=config, loss=loss)
 
         grads, metrics = jax.grad(objective, has_aux=True)(params)
+        return add(sums, grads, metrics)
+
+    def accumulate_oracle(params: PyTree, sums: Sums, micro: OracleBatch, scale: Array) -> Sums:
+        micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
+
+        def objective(params: PyTree) -> tuple[Array, Metrics]:
+            params = sharding.gather_embeddings(mesh, params)
+            return _oracle_objective(params, micro, scale, config=config, loss=loss)
+
+        grads, metrics = jax.grad(objective, has_aux=True)(params)
+        return add(sums, grads, metrics)
+
+    def add(sums: Sums, grads: PyTree, metrics: Metrics) -> Sums:
         grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
-        for name, so_far in sums.metrics.items():
-            metrics[name] = jnp.maximum(so_far, metrics[name]) if name.endswith('_max') else so_far + metrics[name]
-        return Sums(jax.tree.map(jnp.add, sums.grads, grads), metrics)
+        added = {
+            name: jnp.maximum(sums.metrics[name], value) if name.endswith('_max') else sums.metrics[name] + value
+            for name, value in metrics.items()
+        }
+        return Sums(jax.tree.map(jnp.add, sums.grads, grads), sums.metrics | added)
 
     def apply(state: TrainState, sums: Sums) -> tuple[TrainState, Metrics]:
         grads = sums.grads
@@ -229,6 +263,7 @@ def make_train_step(
         loss=loss,
         start=jax.jit(start, out_shardings=sums_shardings),
         accumulate=jax.jit(accumulate, donate_argnums=1, out_shardings=sums_shardings),
+        accumulate_oracle=jax.jit(accumulate_oracle, donate_argnums=1, out_shardings=sums_shardings),
         apply=jax.jit(apply, donate_argnums=0, out_shardings=(state_shardings, replicated)),
     )
 
@@ -276,6 +311,18 @@ def _objective(
         'batch/action_tokens': jnp.sum(mask_BA).astype(jnp.float32),
     }
     return objective, metrics
+
+
+def _oracle_objective(
+    params: PyTree, micro: OracleBatch, scale: Array, *, config: model.QwenConfig, loss: LossConfig
+) -> tuple[Array, Metrics]:
+    """This micro-batch's share of oracle_coef * L_O: the likelihood of the oracle's commands, weighted (SERO, 4.4)."""
+    logprob_BA, _ = token_logprobs(
+        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk
+    )
+    nll_B = losses.oracle_nll(logprob_BA, micro.command_mask_BA, nll=loss.oracle_nll)
+    oracle = scale * jnp.sum(jax.lax.stop_gradient(micro.weight_B) * nll_B)
+    return loss.oracle_coef * oracle, {'loss/oracle': oracle, 'loss/total': loss.oracle_coef * oracle}
 
 
 def _counts(minibatch: Sequence[PolicyBatch], loss: LossConfig) -> np.ndarray:

@@ -18,6 +18,7 @@ Array = jax.Array
 
 AGGREGATIONS = ('token', 'sequence', 'trajectory')
 POLICY_LOSSES = ('ppo', 'gspo')
+ORACLE_NLL = ('token_mean', 'token_sum')
 RATIO_BOUND = 20.0  # nats; far outside any clip range, and exp of it is finite in float32
 SEQUENCE_RATIO_BOUND = 10.0  # nats
 KL_BOUND = 10.0  # nats
@@ -128,6 +129,14 @@ def kl_penalty(logprob_BA: Array, ref_logprob_BA: Array) -> Array:
     chex.assert_equal_shape([logprob_BA, ref_logprob_BA])
     difference_BA = jnp.clip(ref_logprob_BA - logprob_BA, -KL_BOUND, KL_BOUND)
     return jnp.exp(difference_BA) - difference_BA - 1.0
+
+
+def oracle_nll(logprob_BA: Array, command_mask_BA: Array, *, nll: str = 'token_mean') -> Array:
+    """-log pi of the command tokens of each row, their mean or their sum, [B]; 0 for rows without any. SERO, 4.4, C.2."""
+    if nll not in ORACLE_NLL:
+        raise ValueError(f'nll={nll!r} is not one of {ORACLE_NLL}')
+    total_B = -jnp.sum(where_real(logprob_BA, command_mask_BA), axis=-1)
+    return total_B / jnp.maximum(jnp.sum(command_mask_BA, axis=-1), 1) if nll == 'token_mean' else total_B
 
 
 def _per_token(advantage_B: Array, like_BA: Array) -> Array:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from covsero_jax import groups as groups_lib
-from covsero_jax.trajectory import Group
+from covsero_jax.trajectory import Group, OracleBranch
 
 
 class Timer:
@@ -151,4 +151,21 @@ def write_trajectories(path: pathlib.Path, groups: Sequence[Group], task_names: 
                 'group': g, 'member': k, 'task': task_names[group.task_id], 'success': trajectory.success,
                 'stop_reason': trajectory.stop_reason, 'steps': steps,
                 'last_observation': trajectory.steps[-1].next_observation}))
+    replace_file(path, '\n'.join(lines) + '\n')
+
+
+def write_branches(path: pathlib.Path, branches: Sequence[OracleBranch], task_names: Sequence[str],
+                   log_compat_RT: np.ndarray, weight_RT: np.ndarray, gate_R: np.ndarray) -> None:
+    """One JSON line per oracle branch of an update: its root, and for every command compatibility and weight."""
+    lines = []
+    for r, branch in enumerate(branches):
+        steps = [{'observation': step.observation, 'command': step.command,
+                  'compatibility': float(np.exp(log_compat_RT[r, t])), 'weight': float(weight_RT[r, t])}
+                 for t, step in enumerate(branch.steps)]
+        root = branch.root
+        lines.append(json.dumps({
+            'group': root.group, 'member': root.trajectory, 'step': root.step, 'task': task_names[root.task_id],
+            'steps_left': root.steps_left, 'invalid': branch.invalid, 'detail': branch.detail, 'gate': float(gate_R[r]),
+            'steps': steps}))
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, '\n'.join(lines) + '\n')

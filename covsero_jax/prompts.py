@@ -41,6 +41,9 @@ class PromptBuilder(Protocol):
     def parse(self, action_tokens: np.ndarray, admissible: Sequence[str], truncated: bool) -> ParsedAction:
         """Read sampled tokens back. The text is never encoded again."""
 
+    def encode_target(self, command: str, *, think: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Reply tokens int32 [a] with `command`, and which of them are the command: bool [a], one run of True."""
+
 
 def parse_reply(text: str, admissible: Sequence[str], truncated: bool = False) -> ParsedAction:
     """The command is the content of the last complete `<action>` pair that stands outside the think block.
@@ -144,9 +147,32 @@ class ChatPrompts:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_reply(self, command: str, *, think: str = '') -> np.ndarray:
-        """Tokens of a well-formed reply with `command`, end token included: demonstrations and oracle targets."""
-        text = f'<think>{think}</think><action>{command}</action>'
-        return np.asarray([*self._encode(text), self._tokenizer.eos_token_id], np.int32)
+        """Tokens of a well-formed reply with `command`, end token included: demonstrations."""
+        return self._encode_command(f'<think>{think}</think>', command)[0]
+
+    def encode_target(self, command: str, *, think: bool) -> tuple[np.ndarray, np.ndarray]:
+        """An oracle's reply: `<action>command</action>` and the end token, int32 [a]; its command tokens, bool [a].
+
+        SERO scores and trains the command tokens only (4.3, B), with this one mask. The reply is encoded as one text,
+        as the model would see it, so a token may hold characters of the command and of a tag: Qwen2.5 has ']</', which
+        ends a click in WebShop. Such a token is a command token; all others of the tags and the end token are not.
+
+        think: put an empty think block before it, which makes the reply valid for `parse`; tokens are then those of
+        `encode_reply`. Raises ValueError if the command is blank or contains a tag, or the tokenizer has no offsets.
+        """
+        return self._encode_command('<think></think>' if think else '', command)
+
+    def _encode_command(self, thought: str, command: str) -> tuple[np.ndarray, np.ndarray]:
+        if not command.strip() or _TAGS.search(command):
+            raise ValueError(f'{command!r} cannot be put between action tags: it is blank or contains a tag')
+        if not self._tokenizer.is_fast:
+            raise ValueError('the tokenizer does not tell which characters a token covers; load a fast one (a folder '
+                             'with tokenizer.json)')
+        start = len(thought) + len('<action>')
+        encoded = self._tokenizer(f'{thought}<action>{command}</action>', add_special_tokens=False,
+                                  return_offsets_mapping=True)
+        mask = [first < start + len(command) and stop > start for first, stop in encoded['offset_mapping']]
+        return np.asarray([*encoded['input_ids'], self._tokenizer.eos_token_id], np.int32), np.asarray([*mask, False])
 
     def decode(self, action_tokens: np.ndarray) -> str:
         """Reply text without special tokens."""

@@ -46,6 +46,7 @@ def collect_groups(
     group_size: int,
     max_steps: int,
     group_ids: Sequence[int] | None = None,
+    keep_snapshots: bool = False,
     progress: Callable[[Trajectory], None] | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of each task of `task_ids`; one group per entry, in that order.
@@ -54,6 +55,7 @@ def collect_groups(
     episode: any number of groups fits any pool, and the policy is never asked for a finished episode.
 
     group_ids: the numbers that identify the groups in `row_ids`; 0, 1, ... unless given.
+    keep_snapshots: every Step keeps a snapshot of the environment before its action (SERO restores some of them).
     progress: called with every finished trajectory.
 
     Raises ValueError, naming the task, if members of a group start from different observations, if an episode is over
@@ -71,7 +73,7 @@ def collect_groups(
     starts: dict[int, base.Observation] = {}  # by group
     while waiting or live:
         _start_episodes(pool, waiting, live, starts)
-        _advance(pool, policy, prompts, live)
+        _advance(pool, policy, prompts, live, keep_snapshots)
         for slot, episode in list(live.items()):
             if episode.observation.done or len(episode.steps) == max_steps:
                 del live[slot]
@@ -93,6 +95,7 @@ def collect_until_contrast(
     *,
     group_size: int,
     max_steps: int,
+    keep_snapshots: bool = False,
     progress: Callable[[Trajectory], None] | None = None,
 ) -> tuple[list[Group], list[Group]]:
     """Dynamic sampling: play batches of tasks until as many groups as one batch has have contrast (DAPO, 2503.14476, §3.2).
@@ -105,8 +108,8 @@ def collect_until_contrast(
     for number, task_ids in enumerate(batches):
         group_ids = range(len(played), len(played) + len(task_ids))
         groups = collect_groups(
-            pool, policy, prompts, task_ids,
-            group_size=group_size, max_steps=max_steps, group_ids=group_ids, progress=progress,
+            pool, policy, prompts, task_ids, group_size=group_size, max_steps=max_steps, group_ids=group_ids,
+            keep_snapshots=keep_snapshots, progress=progress,
         )  # fmt: skip
         played += groups
         is_last = number == len(batches) - 1
@@ -160,9 +163,12 @@ def _start_episodes(
     live |= started
 
 
-def _advance(pool: workers.WorkerPool, policy: Policy, prompts: PromptBuilder, live: dict[int, _Episode]) -> None:
+def _advance(
+    pool: workers.WorkerPool, policy: Policy, prompts: PromptBuilder, live: dict[int, _Episode], keep_snapshots: bool
+) -> None:
     """One step of every live episode."""
     episodes = list(live.values())
+    snapshots = pool.snapshots(list(live)) if keep_snapshots else [None] * len(live)
     prompt_tokens = [prompts.build(e.observation.task, e.history, e.observation, len(e.steps)) for e in episodes]
     row_ids = np.array([(e.group, e.member, len(e.steps)) for e in episodes], np.uint32)
     actions = policy(prompt_tokens, row_ids)
@@ -174,7 +180,8 @@ def _advance(pool: workers.WorkerPool, policy: Policy, prompts: PromptBuilder, l
     for slot, reply in zip(live, parsed, strict=True):
         commands[slot] = reply.command
     observations = pool.step(commands)
-    for (slot, episode), tokens, action, reply in zip(live.items(), prompt_tokens, actions, parsed, strict=True):
+    columns = zip(live.items(), prompt_tokens, actions, parsed, snapshots, strict=True)
+    for (slot, episode), tokens, action, reply, snapshot in columns:
         before, after = episode.observation, observations[slot]
         if not math.isfinite(after.reward):
             raise ValueError(f'task {pool.task_names[episode.task_id]}: {reply.command!r} gives reward {after.reward}')
@@ -193,6 +200,7 @@ def _advance(pool: workers.WorkerPool, policy: Policy, prompts: PromptBuilder, l
                 reward=after.reward,
                 state=before.state,
                 next_state=after.state,
+                snapshot=snapshot,
             )
         )
         episode.history.append((before.text, reply.command))

@@ -29,6 +29,7 @@ class Step:
     reward: float
     state: str | None = None  # what anchor groups and graphs compare, before the action; None = `observation`
     next_state: str | None = None  # and after it
+    snapshot: object | None = None  # the environment before the action, where it was kept for SERO's branches
 
     @property
     def node(self) -> str:
@@ -60,6 +61,55 @@ class Group:
 
     task_id: int
     trajectories: tuple[Trajectory, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Root:
+    """A decision point of a failed trajectory, where an oracle branch may start: what restores it, and what proves it.
+
+    Everything that the policy saw there is kept, so that a restored environment can be compared with it character for
+    character. SERO, C.1.
+    """
+
+    group: int  # position of its group, trajectory and step among the collected ones
+    trajectory: int
+    step: int
+    task_id: int
+    commands: tuple[str, ...]  # the prefix a_0 .. a_{t-1}
+    history: tuple[tuple[str, str], ...]  # (observation, command) pairs before this point
+    observation: str
+    admissible: tuple[str, ...]
+    prompt_tokens: np.ndarray  # int32 [p]
+    steps_left: int  # H - t
+    policy_return: float  # sum of the rewards that the trajectory got from here on
+    snapshot: object | None = None  # of the environment, for restoration by copy
+
+
+@dataclasses.dataclass(frozen=True)
+class OracleStep:
+    """One command of the oracle, and the target that it makes for the policy."""
+
+    prompt_tokens: np.ndarray  # int32 [p], what the policy would have seen here
+    reply_tokens: np.ndarray  # int32 [a], the reply that gives the command
+    command_mask: np.ndarray  # bool [a], the tokens that are scored and learned
+    observation: str
+    command: str
+    reward: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OracleBranch:
+    """What the oracle did from a root, in the real environment. An invalid branch never trains, but counts as attempted."""
+
+    root: Root
+    steps: tuple[OracleStep, ...]
+    invalid: str = ''  # '' = valid, else one of `oracle.INVALID`
+    detail: str = ''  # what happened, for people
+
+    @property
+    def oracle_return(self) -> float:
+        """Sum of the oracle's rewards over the same remaining horizon as `root.policy_return`."""
+        return float(sum(step.reward for step in self.steps))
 
 
 @dataclasses.dataclass(frozen=True)

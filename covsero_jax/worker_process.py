@@ -21,7 +21,9 @@ from multiprocessing import connection as mp_connection
 from covsero_jax.envs import base
 
 MakeEnv = Callable[[], base.Env]
-Request = tuple  # (slot, 'reset', task_id) | (slot, 'step', command) | (slot, 'replay', task_id, commands)
+# (slot, 'reset', task_id) | (slot, 'step', command) | (slot, 'replay', task_id, commands) | (slot, 'snapshot')
+# | (slot, 'attempt', a request without its slot): an error is an answer, a base.Refusal, and restarts nothing
+Request = tuple
 Manifest = tuple[tuple[str, ...], tuple[str, ...]]  # task names, task types
 
 _START_TIMEOUT_S = 600.0  # make_env may read thousands of game files
@@ -58,7 +60,14 @@ class Host:
         return results
 
 
-def _call(env: base.Env, method: str, arguments: list) -> base.Observation | str | None | base.OracleForbidden:
+def _call(env: base.Env, method: str, arguments: list) -> object:
+    if method == 'attempt':
+        try:
+            return _call(env, arguments[0], arguments[1:])
+        except ENV_ERRORS:
+            return base.Refusal(traceback.format_exc())
+    if method == 'snapshot':
+        return env.snapshot()
     if method == 'oracle_command':
         if not hasattr(env, method):
             return base.OracleForbidden(f'{type(env).__name__} has no oracle')

@@ -19,6 +19,7 @@ from typing import Self
 
 from covsero_jax import worker_process
 from covsero_jax.envs import base
+from covsero_jax.trajectory import Root
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,37 @@ class WorkerPool:
             episode.observation = observations[slot]
         return [observations.get(slot) for slot in range(self.num_envs)]
 
-    def oracle_commands(self, slots: Sequence[int]) -> list[str | None]:
-        """The oracle's next command in each of `slots`. Raises base.OracleForbidden if the environments have none."""
+    def snapshots(self, slots: Sequence[int]) -> list[object]:
+        """The present state of each of `slots`, for `restore`."""
         self._check_unfinished(slots)
-        commands = self._exchange([(slot, 'oracle_command') for slot in slots])
+        taken = self._exchange([(slot, 'snapshot') for slot in slots])
+        return [taken[slot] for slot in slots]
+
+    def restore(self, roots: Sequence[Root], *, by_copy: bool) -> list[base.Observation | base.Refusal]:
+        """Bring slot i to the point of `roots[i]`: by its snapshot, or by a reset and its commands.
+
+        Where that cannot be done the answer is a Refusal and the slot has no episode. Whether it is the recorded point
+        is the caller's to check.
+        """
+        if len(roots) > self.num_envs:
+            raise ValueError(f'{len(roots)} roots for {self.num_envs} slots')
+        requests = []
+        for slot, root in enumerate(roots):
+            self._episodes[slot] = None
+            how = ('restore', root.snapshot) if by_copy else ('replay', root.task_id, root.commands)
+            requests.append((slot, 'attempt', *how))
+        longest = 0 if by_copy else max((len(root.commands) for root in roots), default=0)
+        answers = self._exchange(requests, self._timeout_s * (1 + longest))
+        for slot, root in enumerate(roots):
+            if not isinstance(answers[slot], base.Refusal):
+                self._episodes[slot] = _Episode(root.task_id, answers[slot], list(root.commands))
+        return [answers[slot] for slot in range(len(roots))]
+
+    def oracle_commands(self, slots: Sequence[int]) -> list[str | None | base.Refusal]:
+        """The oracle's next command in each of `slots`: None where it knows none, a Refusal where it raised, hung or
+        killed its worker. Raises base.OracleForbidden if the environments have no oracle."""
+        self._check_unfinished(slots)
+        commands = self._exchange([(slot, 'attempt', 'oracle_command') for slot in slots])
         for command in commands.values():
             if isinstance(command, base.OracleForbidden):
                 raise command
@@ -143,8 +171,8 @@ class WorkerPool:
             if episode.observation.done:
                 raise ValueError(f'slot {slot} (task {self.task_names[episode.task_id]}) is over: reset it first')
 
-    def _exchange(self, requests: list[worker_process.Request]) -> dict[int, object]:
-        """One message to each worker concerned, then the answers, by slot."""
+    def _exchange(self, requests: list[worker_process.Request], timeout_s: float | None = None) -> dict[int, object]:
+        """One message to each worker concerned, then the answers, by slot. timeout_s: the pool's unless given."""
         if not self._finalizer.alive:
             raise ValueError('the pool is closed')
         batches: dict[Worker, list[worker_process.Request]] = {}
@@ -154,14 +182,15 @@ class WorkerPool:
         try:
             for worker, batch in batches.items():
                 worker.send(batch)
-            deadline = time.monotonic() + self._timeout_s
+            deadline = time.monotonic() + (timeout_s or self._timeout_s)
             for worker, batch in batches.items():
                 try:
                     answers |= _by_slot(batch, worker.receive(deadline))
                 except worker_process.Failure as failure:
                     failures.append((worker, batch, failure))
             for worker, batch, failure in failures:
-                answers |= self._recover(worker, batch, failure)
+                is_attempt = batch[0][1] == 'attempt'
+                answers |= (self._recover_attempts if is_attempt else self._recover)(worker, batch, failure)
         except BaseException:
             # After Ctrl-C nobody knows who has executed what. Killed, these workers are brought back to the recorded
             # point by the next call, which would otherwise read stale answers.
@@ -180,10 +209,7 @@ class WorkerPool:
                 self._describe(worker, batch, failure), restart, self._max_restarts, failure.args[0],
             )  # fmt: skip
             try:
-                worker.kill()
-                worker.start()
-                worker.manifest()
-                self._replay(worker)
+                self._restart(worker)
                 return _ask(worker, batch, self._timeout_s)
             except worker_process.Failure as error:
                 failure = error
@@ -191,6 +217,29 @@ class WorkerPool:
             f'{self._describe(worker, batch, failure)}, {self._max_restarts + 1} times at the same point. '
             f'Cause: {failure.args[0]}'
         )
+
+    def _recover_attempts(
+        self, worker: Worker, batch: list[worker_process.Request], failure: worker_process.Failure
+    ) -> dict[int, object]:
+        """Make every attempt again, alone: the one that hangs or kills the worker gets a Refusal, the others an answer."""
+        logger.warning('%s; restart. Cause: %s', self._describe(worker, batch, failure), failure.args[0])
+        answers, is_broken = {}, True
+        for request in batch:
+            try:
+                if is_broken:
+                    self._restart(worker)
+                answers |= _ask(worker, [request], self._timeout_s)
+                is_broken = False
+            except worker_process.Failure as error:
+                answers[request[0]], is_broken = base.Refusal(error.args[0]), True
+                self._episodes[request[0]] = None  # nobody knows its state
+        return answers
+
+    def _restart(self, worker: Worker) -> None:
+        worker.kill()
+        worker.start()
+        worker.manifest()
+        self._replay(worker)
 
     def _replay(self, worker: Worker) -> None:
         episodes = {slot: episode for slot in worker.slots if (episode := self._episodes[slot]) is not None}
@@ -214,8 +263,11 @@ class WorkerPool:
         attempts = []
         for slot in slots:
             method, *arguments = calls.get(slot, ('replay',))
-            task_id = arguments[0] if method == 'reset' else self._episodes[slot].task_id
-            attempts.append(f'{method} of task {self.task_names[task_id]}')
+            if method == 'attempt':
+                method, *arguments = arguments
+            episode = self._episodes[slot]
+            task_id = arguments[0] if method in ('reset', 'replay') and arguments else episode and episode.task_id
+            attempts.append(method if task_id is None else f'{method} of task {self.task_names[task_id]}')
         return f'{worker.name} failed in {" or ".join(attempts)}'
 
 

@@ -3,8 +3,8 @@
     python -m experiments.compare --variants=gigpo,gigpo+covgpo,gigpo+shuffle --seeds=3 --jobs=2
     python -m experiments.compare --name=tiny --only_show         tables and picture of what there is, nothing is run
 
-A variant is what is joined by '+': an estimator, a coverage variant, or any configuration field with its value, as in
-gigpo+covgpo+coverage.coverage_scale=0.5. Flags that are not listed go to every run (--config.env.difficulty=small).
+A variant is what is joined by '+': an estimator, a coverage variant, a SERO variant, or any configuration field with its
+value, as in gigpo+covgpo+coverage.coverage_scale=0.5. Flags that are not listed go to every run (--config.env.difficulty=small).
 
 Each finished run becomes results/<name>/<variant>-seed<k>.json: commit these. A run that has its file is not repeated,
 an interrupted one is continued. Seed by seed, so that differences are paired as soon as possible.
@@ -28,7 +28,7 @@ import tqdm
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from covsero_jax import advantages, coverage_controls
+from covsero_jax import advantages, coverage_controls, reachability
 from experiments import compare_tables, results, wiring
 
 _IN_SWEEP = threading.Event()  # cleared: no further run is started
@@ -42,12 +42,15 @@ def overrides(variant: str) -> list[str]:
             out.append(f'--config.advantage.estimator={part}')
         elif part in coverage_controls.VARIANTS:
             out.append(f'--config.coverage.variant={part}')
+        elif part in reachability.VARIANTS:
+            out.append(f'--config.sero.variant={part}')
         elif '=' in part:
             out.append(f'--config.{part}')
         else:
             raise wiring.ConfigError(
                 f'variant {variant!r}: {part!r} is neither an estimator ({", ".join(advantages.ESTIMATORS)}), nor a '
-                f'coverage variant ({", ".join(coverage_controls.VARIANTS)}), nor field=value')
+                f'coverage variant ({", ".join(coverage_controls.VARIANTS)}), nor a SERO variant '
+                f'({", ".join(reachability.VARIANTS)}), nor field=value')
     return out
 
 

@@ -26,8 +26,9 @@ def _estimator(variant: str) -> str:
 
 
 def reference_of(variant: str, runs: Runs, reference: str) -> str | None:
-    """The variant that this one is compared with: `reference`, or its own estimator alone. None without one."""
-    name = reference or _estimator(variant)
+    """What this variant is compared with: `reference`, or its own estimator alone in the same environment. None without."""
+    estimator, *parts = variant.split('+')
+    name = reference or '+'.join([estimator, *(part for part in parts if part.startswith('env.'))])
     return name if name in runs and name != variant else None
 
 
@@ -86,6 +87,36 @@ def failure_table(runs: Runs) -> str:
             cells.append(f'{100 * np.mean(shares):.0f}' if shares else '–')
         lines.append(_row(cells))
     return '\n'.join(lines)
+
+
+def oracle_table(runs: Runs) -> str:
+    """What SERO's oracle did, per run and mean over seeds; '' without a variant that has one.
+
+    Transitions are those of the whole run: the oracle's and, with restoration by replay, the replayed ones. In updates:
+    how many more updates of its own rollouts would be as many, the base's share in an interaction-matched comparison
+    (SERO, A.2).
+    """
+    head = ['variant', 'roots per update', 'valid', 'gated', 'transitions', 'in updates', 'effective depth: first → last third']
+    lines = [_row(head), _row(['---'] * len(head))]
+    for variant, seeds in runs.items():
+        with_oracle = [result for result in seeds.values() if 'oracle/roots' in result['curves']]
+        if not with_oracle:
+            continue
+        roots, valid, gated, spent = (np.mean([_total(r, name) for r in with_oracle])
+                                      for name in ('oracle/roots', 'oracle/valid', 'oracle/gated', 'oracle/steps'))
+        spent += np.mean([_total(r, 'oracle/replayed_steps') for r in with_oracle])
+        updates = np.mean([len(r['curves']['batch/rows']) for r in with_oracle])
+        rows = np.mean([_total(r, 'batch/rows') for r in with_oracle]) / updates
+        depth = [results.curve(r, 'oracle/effective_depth') for r in with_oracle]
+        third = max(1, int(updates) // 3)
+        early, late = (np.mean([np.nanmean(d[part]) for d in depth]) for part in (slice(third), slice(-third, None)))
+        lines.append(_row([f'`{variant}`', f'{roots / updates:.1f}', f'{valid / roots:.0%}', f'{gated / roots:.0%}',
+                           f'{spent:.0f}', f'{spent / rows:.1f}', f'{early:.2f} → {late:.2f}']))
+    return '\n'.join(lines) if len(lines) > 2 else ''
+
+
+def _total(result: Result, name: str) -> float:
+    return float(np.nansum(results.curve(result, name)))
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -163,10 +194,12 @@ def write(everything: Sequence[Result], folder: pathlib.Path, *, reference: str)
     one = everything[0]
     dates = sorted({result['date'] for result in everything})
     commits = sorted({result['commit'] for result in everything})
+    oracle = oracle_table(runs)
     text = '\n\n'.join([
         f'# {folder.name}', 'Success in %, mean ± standard deviation over seeds; differences are paired by seed, with their '
         '95 % interval (Student\'s t).', main_table(runs, reference), 'After training, by task type (mean of splits and seeds):',
         type_table(runs), 'Groups without contrast, in % (mean over updates and seeds):', failure_table(runs),
+        *(['What the oracle did:', oracle] if oracle else []),
         f'{len(everything)} runs, {dates[0]} to {dates[-1]}, commits {", ".join(commits)}, {one["machine"]}. '
         f'Made by `python -m experiments.compare --name={folder.name} --only_show`.'])
     (folder / 'table.md').write_text(text + '\n')

@@ -23,7 +23,12 @@ PANELS = (
     ('Replies', 'share', {'format': 'rollout/parsed', 'admissible': 'rollout/admissible'}),
     ('Policy', 'nats', {'entropy': 'loss/entropy', 'KL to start': 'loss/kl'}),
     ('Seconds per update', 's', {phase: f'time/{phase}_s' for phase in (
-        'rollout', 'old_logprobs', 'ref_logprobs', 'learn', 'evaluate', 'save')}),
+        'rollout', 'old_logprobs', 'ref_logprobs', 'oracle_wait', 'oracle_score', 'learn', 'evaluate', 'save')}),
+)
+ORACLE_PANELS = (  # of runs with SERO
+    ('Oracle branches', 'per update', {'attempted': 'oracle/roots', 'valid': 'oracle/valid', 'gated in': 'oracle/gated'}),
+    ('Depth of a branch', 'commands', {'length': 'oracle/branch_length', 'effective: sum of weights': 'oracle/effective_depth'}),
+    ("The oracle's commands", '', {'compatibility': 'oracle/compatibility', 'loss': 'loss/oracle'}),
 )
 EPISODES = 6
 
@@ -35,8 +40,9 @@ def plot(rows: list[dict[str, float]]) -> bytes:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(15, 8), constrained_layout=True)
-    for ax, (title, unit, series) in zip(axes.flat, PANELS, strict=True):
+    panels = PANELS + (ORACLE_PANELS if any('oracle/roots' in row for row in rows) else ())
+    figure, axes = plt.subplots(len(panels) // 3, 3, figsize=(15, 4 * len(panels) // 3), constrained_layout=True)
+    for ax, (title, unit, series) in zip(axes.flat, panels, strict=True):
         for label, name in series.items():
             points = [(row['update'], row[name]) for row in rows if name in row]
             if points:
@@ -74,6 +80,24 @@ def episodes(run: pathlib.Path) -> str:
     return '\n'.join(parts)
 
 
+def branches(run: pathlib.Path) -> str:
+    """The oracle's branches of the last update that wrote them, as HTML; '' for a run without SERO."""
+    files = sorted((run / 'branches').glob('*.jsonl'))
+    if not files:
+        return ''
+    parts = [f'<h2>Oracle branches</h2><p>{html.escape(files[-1].name)}: from states that failed rollouts reached</p>']
+    for line in files[-1].read_text().splitlines()[:EPISODES]:
+        branch = json.loads(line)
+        rows = ''.join(
+            f'<tr><td>{html.escape(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
+            f'<td>{step["compatibility"]:.3f}</td><td>{step["weight"]:.3f}</td></tr>' for step in branch['steps'])
+        verdict = f'invalid ({branch["invalid"]})' if branch['invalid'] else f'valid, gate {branch["gate"]:g}'
+        parts.append(f'<details><summary>{html.escape(branch["task"])} from step {branch["step"]}: {verdict}, '
+                     f'{len(branch["steps"])} commands</summary><table><tr><th>observation</th><th>oracle</th>'
+                     f'<th>compatibility</th><th>weight</th></tr>{rows}</table></details>')
+    return '\n'.join(parts)
+
+
 def write(run: pathlib.Path) -> pathlib.Path:
     """Write report.html and learning_curve.png into the run."""
     picture = plot(metrics.read_metrics(run))
@@ -82,7 +106,7 @@ def write(run: pathlib.Path) -> pathlib.Path:
             'max-width:1200px;margin:2em auto}td,th{border-top:1px solid #ddd;padding:3px 8px;text-align:left;'
             'vertical-align:top;white-space:pre-line}img{max-width:100%}</style>'
             f'<h1>{html.escape(run.name)}</h1><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
-            f'<h2>Episodes</h2>{episodes(run)}')
+            f'<h2>Episodes</h2>{episodes(run)}{branches(run)}')
     out = run / 'report.html'
     out.write_text(page)
     return out

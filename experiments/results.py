@@ -72,6 +72,11 @@ def success(result: Result, evaluation: int, kind: str = '') -> np.ndarray:
     return 100 * np.array([result['evaluations'][evaluation][f'eval/{split}/{name}'] for split in splits(result)])
 
 
+def curve(result: Result, name: str) -> np.ndarray:
+    """One number per update, NaN where there was none."""
+    return np.array(result['curves'][name], float)
+
+
 def late_rollouts(result: Result) -> float:
     """Success rate in % of the training rollouts of the last third of the updates: many more episodes than an evaluation."""
     curve = result['curves']['rollout/success_rate']

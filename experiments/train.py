@@ -5,6 +5,7 @@ Starting the same command again continues an interrupted run, exactly. Read `run
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -21,7 +22,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from covsero_jax import advantages, batch, checkpoint, coverage, groups, learner, metrics, rollout, sampler, sharding
-from experiments import evaluate, report, wiring
+from experiments import evaluate, report, sero, wiring
 
 _CONFIG = wiring.define_config('experiment, optionally with :preset')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
@@ -72,13 +73,17 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
 
     num_envs = config.rollout.num_groups * config.rollout.group_size
     saved = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
-    start, state, best = resume(config, workdir, saved, state, policy)
+    start, state, best, recent_roots = resume(config, workdir, saved, state, policy)
     writer = metrics.MetricsWriter(workdir, resume_from=start)
     timer, finished = metrics.Timer(), start
-    with (wiring.make_pool(config, config.env.train_split, num_envs) as pool,
+    with (wiring.make_pool(config, config.env.train_split, num_envs,
+                           oracle=config.sero.oracle if wiring.uses_oracle(config) else '') as pool,
+          make_guide(config, policy, pool, prompts, programs, mesh) as guide,
           evaluate.Evaluator(config, policy, prompts) as evaluator,
           tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True) as bar):
         try:
+            if guide:
+                guide.recent = recent_roots
             if start == 0:
                 measured = evaluator.run(state.params, check=stop.check)
                 best = measured[evaluator.selection]
@@ -88,12 +93,15 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                 stop.check()
                 with timer('rollout'):
                     collected, rollout_metrics = collect(config, pool, policy, prompts, state.params, update, stop)
+                if guide:
+                    guide.start(collected, update)  # the oracle works while the device does
                 with timer('advantages'):
                     table = build_table(config, collected)
                     key = wiring.draw_key(config.seed, update, 'coverage')
                     advantage_N, gate_N, gate_metrics = jax.device_get(programs.advantages(table, key))
                 stop.check()  # from here on the update is completed: the state is being replaced
-                state, learn_metrics = learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update)
+                state, guidance, learn_metrics = learn(
+                    config, programs, mesh, timer, state, reference, collected, advantage_N, guide, update)
                 finished = update
                 measured = {**rollout_metrics, **gate_metrics, **learn_metrics}
                 if update % config.eval.every == 0 or update == config.updates:
@@ -103,10 +111,10 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                 measured |= {**timer.take(), 'batch/prompts_cut': prompts.take_num_cut(), 'compiled/programs': num_compiled(programs)}
                 writer.write(update, measured)  # before the checkpoint: resuming drops lines that it does not cover
                 with timer('save'):
-                    write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N)
+                    write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N, guidance)
                     is_best = measured.get(evaluator.selection, -1.0) > best
                     best = measured[evaluator.selection] if is_best else best
-                    position = loop_position(config, policy, update, best)
+                    position = loop_position(config, policy, update, best, guide)
                     if is_best:
                         saved.save(update, state, position, best=True)
                     if update % config.checkpoint.every == 0 or update == config.updates:
@@ -116,7 +124,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                                 all_failed=f'{measured["group/all_failed_share"]:.0%}',
                                 triggered=f'{measured["gate/triggered_share"]:.0%}')
         except Stop.Requested:
-            saved.save(finished, state, loop_position(config, policy, finished, best))
+            saved.save(finished, state, loop_position(config, policy, finished, best, guide))
             bar.write(f'stopped after update {finished}; everything is saved, the same command continues')
         finally:
             writer.close()
@@ -134,8 +142,9 @@ def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
         eos_ids=policy.eos_ids, bands=wiring.band_config(config))
     task_ids = [rollout.task_schedule(config.seed, update * r.max_batches + i, num_tasks=len(pool.task_names),
                                       num_groups=r.num_groups) for i in range(r.max_batches)]
-    kept, played = rollout.collect_until_contrast(pool, act, prompts, task_ids, group_size=r.group_size,
-                                                  max_steps=config.env.max_steps, progress=stop.check)
+    kept, played = rollout.collect_until_contrast(
+        pool, act, prompts, task_ids, group_size=r.group_size, max_steps=config.env.max_steps,
+        keep_snapshots=wiring.uses_oracle(config) and config.sero.restoration == 'copy', progress=stop.check)
     measured = metrics.rollout_metrics(played, pool.task_types)
     if r.max_batches > 1:
         measured |= {'rollout/batches': len(played) // r.num_groups, 'rollout/groups_dropped': len(played) - len(kept)}
@@ -153,7 +162,14 @@ def build_table(config, collected) -> groups.StepTable:
         goal_reward=config.env.success_reward, distance_offset=a.distance_offset)
 
 
-def learn(config, programs, mesh, timer, state, reference, collected, advantage_N, update: int):
+def make_guide(config, policy, pool, prompts, programs, mesh) -> contextlib.AbstractContextManager[sero.Sero | None]:
+    """The oracle of a run with SERO, else a context of None."""
+    if config.sero.variant == 'off':
+        return contextlib.nullcontext()
+    return sero.Sero(config, policy, pool, prompts, programs.logprobs, mesh)
+
+
+def learn(config, programs, mesh, timer, state, reference, collected, advantage_N, guide, update: int):
     """The optimizer steps of one update. Old log-probs come from the training graph, before the first step."""
     steps = [step for group in collected for t in group.trajectories for step in t.steps]
     lengths = [len(t.steps) for group in collected for t in group.trajectories]
@@ -181,26 +197,32 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
     if reference is not None:
         with timer('ref_logprobs'):
             minibatches = with_logprobs('ref_logprob_BA', reference)
+    guidance = guide.finish(state.params, update, len(minibatches), timer) if guide else sero.Guidance(
+        batches=[()] * len(minibatches), scale=0.0, branches=(), weighed=None, metrics={})
     all_metrics = []
     with timer('learn'):
-        for minibatch in minibatches:
-            state, step_metrics = programs.train(state, minibatch)
+        for minibatch, oracle_batches in zip(minibatches, guidance.batches, strict=True):
+            state, step_metrics = programs.train(state, minibatch, oracle_batches, guidance.scale)
             all_metrics.append(step_metrics)
         all_metrics = jax.device_get(all_metrics)
     merged = {name: (max if name.endswith('_max') else np.sum if name == 'update/skipped' else np.mean)(
         [m[name] for m in all_metrics]) for name in all_metrics[0]}
-    return state, merged | {
+    return state, guidance, merged | guidance.metrics | {
         'logprob/sampler_gap_mean': gap[0], 'logprob/sampler_gap_max': gap[1],
         'batch/pad_fraction': batch.pad_fraction(on_host), 'batch/optimizer_steps': len(minibatches), 'batch/rows': len(steps)}
 
 
-def write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N) -> None:
-    """Every save_trajectories-th update's episodes, with the credit that each step got."""
+def write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N, guidance) -> None:
+    """Every save_trajectories-th update's episodes, with the credit that each step got, and the oracle's branches."""
     every = config.rollout.save_trajectories
     if every and update % every == 0:
         columns = {'advantage': advantage_N, 'coverage': table.coverage_N, 'gate_open': gate_N}
         path = workdir / 'trajectories' / f'update_{update:05d}.jsonl'
         metrics.write_trajectories(path, collected, pool.task_names, prompts.decode, columns)
+        if guidance.branches:
+            path = workdir / 'branches' / path.name
+            weighed = guidance.weighed
+            metrics.write_branches(path, guidance.branches, pool.task_names, weighed.log_compat_RT, weighed.weight_RT, weighed.gate_R)
 
 
 def make_programs(config, model_config, optimizer, mesh) -> Programs:
@@ -236,18 +258,19 @@ def num_compiled(programs: Programs) -> int:
     return sum(f._cache_size() for f in (sampler.generate, programs.logprobs)) + programs.train.num_compiled()
 
 
-def loop_position(config, policy, update: int, best: float) -> dict[str, Any]:
-    return {'update': update, 'best': best, 'model': dataclasses.asdict(policy.config),
-            'model_folder': str(policy.folder), 'config': json.loads(config.to_json_best_effort())}
+def loop_position(config, policy, update: int, best: float, guide) -> dict[str, Any]:
+    return {'update': update, 'best': best, 'recent_roots': guide.recent if guide else [],
+            'model': dataclasses.asdict(policy.config), 'model_folder': str(policy.folder),
+            'config': json.loads(config.to_json_best_effort())}
 
 
 def resume(config, workdir: pathlib.Path, saved: checkpoint.Checkpoints, state, policy):
-    """(finished updates, state, best so far) of the newest checkpoint in `workdir`, or of a new run."""
+    """(finished updates, state, best so far, types of recent roots) of the newest checkpoint, or of a new run."""
     update = saved.latest()
     if update is None:
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / 'config.json').write_text(config.to_json_best_effort(indent=1) + '\n')
-        return 0, state, -1.0
+        return 0, state, -1.0, []
     loop = saved.loop(update)
     if loop['model'] != json.loads(json.dumps(dataclasses.asdict(policy.config))):
         raise checkpoint.CheckpointError(
@@ -256,7 +279,7 @@ def resume(config, workdir: pathlib.Path, saved: checkpoint.Checkpoints, state, 
     if changed:
         logging.warning('continuing %s with other settings than it began with: %s', workdir, ', '.join(changed))
     print(f'continuing {workdir} after update {update}')
-    return update, saved.restore(update, state), loop['best']
+    return update, saved.restore(update, state), loop['best'], loop['recent_roots']
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -21,14 +22,19 @@ import tqdm
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from covsero_jax import advantages, checkpoint, coverage, learner, model, pretrained, prompts, sampler, sharding, workers
+from covsero_jax import (
+    advantages, bank, checkpoint, coverage, evaluate, learner, model, oracle, pretrained, prompts, reachability, sampler,
+    sharding, workers,
+)
 from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, base
 
 QUOTES = '"\''
 TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
-PURPOSES = {'sample': 0, 'rows': 1, 'evaluate': 2, 'coverage': 3}  # keeps the random draws of one update apart
+PURPOSES = {  # keeps the random draws of one update apart
+    'sample': 0, 'rows': 1, 'evaluate': 2, 'coverage': 3, 'roots': 4, 'oracle_rows': 5, 'shuffle': 6,
+}
 
 
 class ConfigError(ValueError):
@@ -41,7 +47,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
-            workers.WorkerError, ImportError, OSError) as error:
+            bank.BankError, workers.WorkerError, ImportError, OSError) as error:
         sys.exit(f'error: {error}')
     except AttributeError as error:
         if 'ml_collections' not in traceback.extract_tb(error.__traceback__)[-1].filename:
@@ -100,7 +106,8 @@ def check(config: ConfigDict) -> None:
     if config.advantage.normalisation not in advantages.NORMALISATIONS:
         raise ConfigError(f'advantage.normalisation={config.advantage.normalisation!r}; there are '
                           f'{", ".join(advantages.NORMALISATIONS)}')
-    for section, build in (('coverage', coverage_config), ('loss', loss_config), ('rollout', band_config)):
+    for section, build in (('coverage', coverage_config), ('loss', loss_config), ('rollout', band_config),
+                           ('sero', weight_config)):
         try:
             build(config)
         except (TypeError, ValueError) as error:
@@ -120,6 +127,42 @@ def check(config: ConfigDict) -> None:
     _check_model_folder(config)
     _check_memory(config)
     _check_games(config)
+    if uses_oracle(config):
+        _check_oracle(config)
+
+
+def _check_oracle(config: ConfigDict) -> None:
+    s = config.sero
+    for name, value, known in (('restoration', s.restoration, oracle.RESTORATION),
+                               ('root_sampling', s.root_sampling, oracle.ROOT_SAMPLING)):
+        if value not in known:
+            raise ConfigError(f'sero.{name}={value!r}; there are {", ".join(known)}')
+    if config.env.name == 'alfworld':
+        if s.oracle not in alfworld.ORACLES or not s.oracle:
+            raise ConfigError(f'sero.oracle={s.oracle!r}; there are {", ".join(filter(None, alfworld.ORACLES))}')
+        return
+    env = env_factory(config, config.env.train_split, oracle=s.oracle)()
+    advice = 'give it one (covsero_jax/envs/base.py, OracleEnv), or set sero.variant=off'
+    if not hasattr(env, 'oracle_command'):
+        raise ConfigError(f'sero.variant={s.variant!r} needs an oracle, and env.name={config.env.name!r} has no '
+                          f'oracle_command: {advice}')
+    env.reset(0)
+    try:
+        env.oracle_command()
+    except base.OracleForbidden as error:
+        raise ConfigError(f'env.name={config.env.name!r}: its oracle is forbidden though it was built with oracle=True '
+                          f'({error}): {advice}') from error
+    if s.restoration == 'copy':
+        try:
+            env.restore(env.snapshot())
+        except (NotImplementedError, AttributeError, TypeError) as error:
+            raise ConfigError(f'env.name={config.env.name!r} cannot be copied ({error!r}): use sero.restoration=replay, '
+                              'which any deterministic environment supports') from error
+
+
+def uses_oracle(config: ConfigDict) -> bool:
+    """Whether the training environments of this run need an oracle. A bank of branches needs none."""
+    return config.sero.variant != 'off' and not config.sero.bank
 
 
 def _check_model_folder(config: ConfigDict) -> None:
@@ -135,7 +178,7 @@ def _check_model_folder(config: ConfigDict) -> None:
 def _check_games(config: ConfigDict) -> None:
     if config.env.name != 'alfworld':
         for split in (config.env.train_split, *config.eval.splits):
-            env = env_factory(config, split, oracle=False)()
+            env = env_factory(config, split, oracle='')()
             if not isinstance(env, base.Env) or not env.task_names:
                 raise ConfigError(f'env.name={config.env.name!r}: what it builds for split {split!r} lacks a method or '
                                   'attribute of covsero_jax.envs.base.Env, or has no tasks')
@@ -206,8 +249,11 @@ def _generated_games(difficulty: str, seed: int, num_train: int, num_valid: int)
             num_games={'train': num_train, 'valid_seen': num_valid, 'valid_unseen': num_valid}, progress=progress))
 
 
-def env_factory(config: ConfigDict, split: str, *, oracle: bool) -> Callable[[], base.Env]:
-    """What builds one environment: ALFWorld's, or `factory(split=, max_steps=, oracle=)` of env.name='module:factory'."""
+def env_factory(config: ConfigDict, split: str, *, oracle: str) -> Callable[[], base.Env]:
+    """What builds one environment: ALFWorld's, or `factory(split=, max_steps=, oracle=)` of env.name='module:factory'.
+
+    oracle: '' = none; an own environment is told whether it may have one, True or False.
+    """
     if config.env.name == 'alfworld':
         return functools.partial(
             alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
@@ -218,13 +264,14 @@ def env_factory(config: ConfigDict, split: str, *, oracle: bool) -> Callable[[],
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"env.name={config.env.name!r} is neither 'alfworld' nor an importable 'module:factory' "
                           f'({error})') from error
-    return functools.partial(build, split=split, max_steps=config.env.max_steps, oracle=oracle)
+    return functools.partial(build, split=split, max_steps=config.env.max_steps, oracle=bool(oracle))
 
 
-def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: bool = False) -> workers.WorkerPool:
+def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: str = '') -> workers.WorkerPool:
     """Environments over one split. Evaluation pools are always built without an oracle."""
-    return workers.WorkerPool(env_factory(config, split, oracle=oracle), num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
-                              timeout_s=config.env.timeout_s)
+    return workers.WorkerPool(
+        env_factory(config, split, oracle=oracle), num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
+        timeout_s=config.env.timeout_s)
 
 
 def make_prompts(config: ConfigDict, tokenizer: Any) -> prompts.ChatPrompts:
@@ -243,7 +290,24 @@ def band_config(config: ConfigDict) -> sampler.Bands | None:
 
 
 def loss_config(config: ConfigDict) -> learner.LossConfig:
-    return learner.LossConfig(**config.loss, temperature=config.rollout.temperature)
+    return learner.LossConfig(**config.loss, temperature=config.rollout.temperature, oracle_coef=config.sero.coef,
+                              oracle_nll=config.sero.nll)
+
+
+def weight_config(config: ConfigDict) -> reachability.WeightConfig:
+    s = config.sero
+    return reachability.WeightConfig(variant=s.variant, bridge=s.bridge, decay=s.decay, match_mass=s.match_mass)
+
+
+def bank_identity(config: ConfigDict, policy: Policy, task_names: Sequence[str]) -> dict[str, object]:
+    """What a bank of oracle branches must have in common with the run that replays it (bank.MUST_MATCH)."""
+    vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    return {
+        'tokenizer': hashlib.sha256(repr((vocabulary, policy.tokenizer.chat_template)).encode()).hexdigest()[:16],
+        'environment': config.env.name,
+        'games': evaluate.manifest_hash(task_names)[:16],
+        'prompt': f'{config.prompt.wording}, history {config.prompt.history}, observation {config.env.observation}',
+    }
 
 
 def optimizer_config(config: ConfigDict) -> learner.OptimizerConfig:

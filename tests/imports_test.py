@@ -13,14 +13,14 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'covsero_jax'
 # Modules on one line may not import each other unless named; every module may import those on lines above it.
 LAYERS = (
     {'trajectory', 'envs'},
-    {'prompts', 'losses', 'model', 'batch', 'groups', 'worker_process'},
+    {'prompts', 'losses', 'reachability', 'model', 'batch', 'groups', 'worker_process'},
     {'advantages', 'workers', 'pretrained', 'sharding'},
     {'coverage_controls'},
     {'coverage', 'learner', 'sampler', 'checkpoint', 'metrics'},
-    {'rollout', 'evaluate'},
+    {'rollout', 'evaluate', 'oracle', 'bank'},
 )
 SAME_LAYER = {('batch', 'groups'), ('evaluate', 'rollout')}
-WITHOUT_JAX = ('trajectory', 'workers', 'worker_process', 'prompts', 'rollout', 'evaluate', 'envs.alfworld', 'envs.keydoor',
+WITHOUT_JAX = ('trajectory', 'workers', 'worker_process', 'prompts', 'rollout', 'evaluate', 'oracle', 'envs.alfworld', 'envs.keydoor',
                'envs.alfworld_games', 'envs.alfworld_explorer', 'envs.alfworld_textworld')
 FILES = sorted(PACKAGE.glob('**/*.py'))
 

@@ -436,6 +436,7 @@ GOLDEN = {
     'loss/entropy': 3.582849,
     'loss/kl': 0.0719272,
     'loss/old_kl': 0.0449019,
+    'loss/oracle': 0.0,
     'loss/policy': 0.1530114,
     'loss/ratio_max': 2.053345,
     'loss/total': 0.1243756,

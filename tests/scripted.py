@@ -41,6 +41,10 @@ class JsonPrompts:
         command = text.removeprefix('do ')
         return ParsedAction(command, parsed, command in admissible, truncated)
 
+    def encode_target(self, command, *, think) -> tuple[np.ndarray, np.ndarray]:
+        before = 'do ' if think else ''
+        return encode(before + command), np.arange(len(before + command)) >= len(before)
+
 
 class RandomPolicy:
     """Mostly sensible commands, now and then nonsense: a function of (seed, row id, prompt). Remembers its row ids."""

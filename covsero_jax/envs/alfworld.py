@@ -13,6 +13,7 @@ from typing import Protocol
 
 from covsero_jax.envs import alfworld_data, alfworld_engine, alfworld_oracle, alfworld_summary, alfworld_textworld, base
 
+ORACLES = ('', 'planner')
 ENGINES = ('native', 'textworld')
 OBSERVATIONS = ('raw', 'enriched', 'enriched_state')
 

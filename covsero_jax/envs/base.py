@@ -62,6 +62,13 @@ class OracleForbidden(RuntimeError):
     """Raised when an oracle is asked in an environment that was built without one (evaluation, plain training)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """The answer of an environment, or of a worker, that could not do what was attempted: the cause, as text."""
+
+    cause: str
+
+
 def replay(env: Env, task_id: int, commands: Sequence[str]) -> Observation:
     """Reset task `task_id` and execute `commands`: the restoration that every deterministic environment has."""
     observation = env.reset(task_id)

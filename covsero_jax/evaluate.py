@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class EvalResult:
     mean_steps: float  # per episode, failures included
     parsed_rate: float  # share of replies in the required format
     admissible_rate: float  # share of commands that were legal
+    strata: tuple[str, ...] = ()  # per game, a second partition beside the task types, e.g. by plan length; () = none
 
     @property
     def num_games(self) -> int:
@@ -39,11 +40,12 @@ class EvalResult:
     @property
     def per_type(self) -> dict[str, tuple[int, int]]:
         """{type: (successes, games)}, sorted by type."""
-        counts = {task_type: (0, 0) for task_type in sorted(set(self.task_types))}
-        for task_type, success in zip(self.task_types, self.success, strict=True):
-            successes, games = counts[task_type]
-            counts[task_type] = (successes + success, games + 1)
-        return counts
+        return _count(self.task_types, self.success)
+
+    @property
+    def per_stratum(self) -> dict[str, tuple[int, int]]:
+        """{stratum: (successes, games)}, sorted by stratum; {} without strata."""
+        return _count(self.strata, self.success) if self.strata else {}
 
     @property
     def manifest_hash(self) -> str:
@@ -58,12 +60,25 @@ class EvalResult:
             'mean_steps': self.mean_steps,
             'parsed_rate': self.parsed_rate,
             'admissible_rate': self.admissible_rate,
-            'per_type': {
-                task_type: {'successes': successes, 'games': games, 'success_rate': successes / games}
-                for task_type, (successes, games) in self.per_type.items()
-            },
+            'per_type': _with_rates(self.per_type),
+            'per_stratum': _with_rates(self.per_stratum),
             'success': dict(zip(self.task_names, map(bool, self.success), strict=True)),
         }
+
+
+def _count(labels: Sequence[str], success: Sequence[bool]) -> dict[str, tuple[int, int]]:
+    counts = {label: (0, 0) for label in sorted(set(labels))}
+    for label, succeeded in zip(labels, success, strict=True):
+        successes, games = counts[label]
+        counts[label] = (successes + succeeded, games + 1)
+    return counts
+
+
+def _with_rates(counts: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, float]]:
+    return {
+        label: {'successes': successes, 'games': games, 'success_rate': successes / games}
+        for label, (successes, games) in counts.items()
+    }
 
 
 def manifest_hash(task_names: Sequence[str]) -> str:
@@ -79,21 +94,26 @@ def evaluate(
     task_types: Sequence[str],
     *,
     max_steps: int,
+    strata: Sequence[str] = (),
     task_ids: Sequence[int] | None = None,
     progress: Callable[[Trajectory], None] | None = None,
 ) -> EvalResult:
     """Play each game of the manifest once, `row_ids` being (position in the manifest, 0, step).
 
     task_names, task_types: the manifest, which must be the pool's (`pool.task_names`, `pool.task_types`).
+    strata: a label for each game of the manifest, only reported (`EvalResult.per_stratum`).
     task_ids: play only these (each once, in manifest order), e.g. for a quick look during training.
 
-    Raises ValueError if the manifest is empty, unsorted or not the pool's, or if a task id is repeated.
+    Raises ValueError if the manifest is empty, unsorted or not the pool's, if a task id is repeated, or if there are
+    strata for another number of games.
     """
     names, types = tuple(task_names), tuple(task_types)
     if list(names) != sorted(set(names)):
         raise ValueError('the manifest must be sorted and without repetition')
     if (names, types) != (tuple(pool.task_names), tuple(pool.task_types)):
         raise ValueError('the manifest is not that of the pool: its environments were built from other games')
+    if strata and len(strata) != len(names):
+        raise ValueError(f'{len(strata)} strata for a manifest of {len(names)} games')
     played = sorted(range(len(names)) if task_ids is None else task_ids)
     if not played or len(set(played)) != len(played):
         raise ValueError(f'need at least one game and each at most once, got task ids {played}')
@@ -109,4 +129,5 @@ def evaluate(
         mean_steps=len(steps) / len(trajectories),
         parsed_rate=float(np.mean([step.parsed for step in steps])),
         admissible_rate=float(np.mean([step.admissible_command for step in steps])),
+        strata=tuple(strata[i] for i in played) if strata else (),
     )

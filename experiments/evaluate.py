@@ -3,23 +3,28 @@
     python -m experiments.evaluate --config=configs/alfworld_covgpo.py --workdir=runs/NAME        the run's best checkpoint
     python -m experiments.evaluate --config=... --model=FOLDER --splits=valid_unseen               a Hugging Face folder
 
-Writes evaluation.json (per game and per task type, with split, manifest hash, temperature and seed) and prints a table.
+Writes evaluation.json (per game, per task type and per length of the expert plan, with split, manifest hash, temperature
+and seed) and prints tables.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, workers
+from covsero_jax.envs import alfworld_data
 from experiments import wiring
+
+PLAN_STRATA = ('short', 'medium', 'long', 'unknown')  # of expert plans; unknown: the game file holds none
 
 
 class Evaluator:
@@ -30,10 +35,12 @@ class Evaluator:
         self._splits = tuple(splits or config.eval.splits)
         self._stack = contextlib.ExitStack()
         self._pools: dict[str, workers.WorkerPool] = {}
+        self._strata: dict[str, tuple[str, ...]] = {}
         self.selection = f'eval/{self._splits[0]}/success_rate'  # the metric that chooses the best checkpoint
 
-    def __enter__(self) -> Evaluator:
+    def __enter__(self) -> Self:
         for split in self._splits:
+            self._strata[split] = plan_strata(self._config, split)
             pool = wiring.make_pool(self._config, split, self._config.eval.num_envs)
             self._pools[split] = self._stack.enter_context(pool)
         return self
@@ -58,12 +65,29 @@ class Evaluator:
                     check()
 
                 out[split] = evaluate.evaluate(pool, act, self._prompts, pool.task_names, pool.task_types,
-                                               max_steps=config.env.max_steps, progress=progress)
+                                               max_steps=config.env.max_steps, strata=self._strata[split],
+                                               progress=progress)
         return out
 
     def run(self, params, *, check: Callable[[], None] = lambda: None) -> dict[str, float]:
         """The results as metrics `eval/<split>/...`. The draws are the same at every update: only the policy differs."""
         return as_metrics(self.results(params, seed=self._config.seed, check=check))
+
+
+def plan_strata(config: ConfigDict, split: str) -> tuple[str, ...]:
+    """PLAN_STRATA of each game by the length of its expert plan, () where there are no plans: SERO, A.8.
+
+    short <= first of config.eval.plan_bounds < medium <= second < long, in commands. The plans are those that ALFWorld's
+    game files hold: no oracle is asked.
+    """
+    if config.env.name != 'alfworld':
+        return ()
+    bounds = tuple(config.eval.plan_bounds)
+    if len(bounds) != 2 or not 0 < bounds[0] < bounds[1]:
+        raise wiring.ConfigError(f'eval.plan_bounds={bounds}: two rising numbers are needed, such as (4, 6)')
+    lengths = alfworld_data.find_games(wiring.data_folder(config), split).plan_lengths
+    labels = [PLAN_STRATA[bisect.bisect_left(bounds, length)] if length else 'unknown' for length in lengths]
+    return tuple(labels) if any(lengths) else ()
 
 
 def as_metrics(results: Mapping[str, evaluate.EvalResult]) -> dict[str, float]:
@@ -73,6 +97,8 @@ def as_metrics(results: Mapping[str, evaluate.EvalResult]) -> dict[str, float]:
             out[f'eval/{split}/{name}'] = float(getattr(result, name))
         for kind, (successes, games) in result.per_type.items():
             out[f'eval/{split}/success_rate/{kind}'] = successes / games
+        for stratum, (successes, games) in result.per_stratum.items():
+            out[f'eval/{split}/success_by_plan/{stratum}'] = successes / games
     return out
 
 
@@ -86,12 +112,22 @@ def one_line(measured: Mapping[str, float]) -> str:
 def table(results: Mapping[str, evaluate.EvalResult]) -> str:
     """Success per task type and split, as text."""
     kinds = sorted({kind for result in results.values() for kind in result.per_type})
-    lines = [f'{"":32}' + ''.join(f'{split:>20}' for split in results)]
-    for kind in kinds:
-        cells = [result.per_type.get(kind, (0, 0)) for result in results.values()]
-        lines.append(f'{kind:32}' + ''.join(f'{f"{s / n:.1%} ({s}/{n})" if n else "-":>20}' for s, n in cells))
-    cells = [(sum(result.success), result.num_games) for result in results.values()]
-    lines.append(f'{"all":32}' + ''.join(f'{f"{s / n:.1%} ({s}/{n})":>20}' for s, n in cells))
+    rows = {kind: [result.per_type.get(kind, (0, 0)) for result in results.values()] for kind in kinds}
+    rows['all'] = [(sum(result.success), result.num_games) for result in results.values()]
+    return _lines('', results, rows)
+
+
+def plan_table(results: Mapping[str, evaluate.EvalResult]) -> str:
+    """Success per length of the expert plan and split, as text; '' where there are no plans."""
+    rows = {stratum: [result.per_stratum.get(stratum, (0, 0)) for result in results.values()] for stratum in PLAN_STRATA}
+    rows = {stratum: cells for stratum, cells in rows.items() if any(games for _, games in cells)}
+    return _lines('expert plan', results, rows) if rows else ''
+
+
+def _lines(title: str, splits: Iterable[str], rows: Mapping[str, Sequence[tuple[int, int]]]) -> str:
+    lines = [f'{title:32}' + ''.join(f'{split:>20}' for split in splits)]
+    for name, cells in rows.items():
+        lines.append(f'{name:32}' + ''.join(f'{f"{s / n:.1%} ({s}/{n})" if n else "-":>20}' for s, n in cells))
     return '\n'.join(lines)
 
 
@@ -125,6 +161,7 @@ def main(argv: Sequence[str]) -> None:
     with Evaluator(config, policy, wiring.make_prompts(config, policy.tokenizer), splits) as evaluator:
         results = evaluator.results(params, seed=config.seed)
     record = {'policy': source, 'temperature': config.eval.temperature, 'seed': config.seed, 'data': config.env.data,
+              'plan_bounds': list(config.eval.plan_bounds),
               'splits': {split: result.to_dict() for split, result in results.items()}}
     out = pathlib.Path(_OUT.value or (pathlib.Path(_WORKDIR.value or '.') / 'evaluation.json'))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +171,8 @@ def main(argv: Sequence[str]) -> None:
         print(f'{split}: {result.num_games} games, manifest {result.manifest_hash[:12]}, {result.mean_steps:.1f} steps, '
               f'{result.admissible_rate:.1%} admissible')
     print(table(results))
+    if plans := plan_table(results):
+        print(plans)
     print(f'results: {out}')
 
 

@@ -74,13 +74,13 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
     num_envs = config.rollout.num_groups * config.rollout.group_size
     saved = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
     start, state, best, recent_roots = resume(config, workdir, saved, state, policy)
-    writer = metrics.MetricsWriter(workdir, resume_from=start)
     timer, finished = metrics.Timer(), start
     with (wiring.make_pool(config, config.env.train_split, num_envs,
                            oracle=config.sero.oracle if wiring.uses_oracle(config) else '') as pool,
           make_guide(config, policy, pool, prompts, programs, mesh) as guide,
           evaluate.Evaluator(config, policy, prompts) as evaluator,
           tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True) as bar):
+        writer = metrics.MetricsWriter(workdir, resume_from=start)
         try:
             if guide:
                 guide.recent = recent_roots

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import alfworld_commands
+import make_qwen_tokenizer
 import numpy as np
 import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from covsero_jax import pretrained, prompts
 from covsero_jax.envs.base import Observation
@@ -52,6 +57,101 @@ def test_encoded_reply_reads_back(builder):
     for command in ('go to desk 1', 'take butterknife 3 from countertop 12', 'clean cd 1 with sinkbasin 1'):
         reply = builder.parse(builder.encode_reply(command), (command,), False)
         assert reply == prompts.ParsedAction(command, True, True, False)
+
+
+def named(names):
+    return st.builds('{} {}'.format, st.sampled_from(names), st.integers(1, 40))
+
+
+COMMANDS = st.builds(
+    lambda template, o, r: template.format(o=o, r=r), st.sampled_from(alfworld_commands.TEMPLATES),
+    named(alfworld_commands.OBJECTS), named(alfworld_commands.RECEPTACLES))
+
+
+def whole_qwen_tokenizer():
+    path = make_qwen_tokenizer.ranks_file()
+    if path is None:
+        pytest.skip('no Qwen vocabulary: set QWEN_TIKTOKEN to the file qwen.tiktoken (tests/make_qwen_tokenizer.py)')
+    return make_qwen_tokenizer.build(make_qwen_tokenizer.read_ranks(path))
+
+
+def qwen_tokenizer():
+    """Real ids, only what ALFWorld's commands need."""
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(make_qwen_tokenizer.REDUCED), eos_token='<|im_end|>', clean_up_tokenization_spaces=False)
+
+
+def prompts_of(tokenizer):
+    tokenizer.chat_template = pretrained.load_tokenizer(wiring.TINY_POLICY).chat_template
+    return prompts.ChatPrompts(tokenizer, wording='compact', history=2, max_prompt=448)
+
+
+@pytest.fixture(scope='module')
+def qwen():
+    return prompts_of(qwen_tokenizer())
+
+
+@pytest.fixture(scope='module', params=['tiny', 'qwen', 'whole_qwen'])
+def any_builder(request):
+    if request.param == 'whole_qwen':
+        return prompts_of(whole_qwen_tokenizer())
+    return request.getfixturevalue({'tiny': 'builder', 'qwen': 'qwen'}[request.param])
+
+
+@settings(deadline=None, max_examples=300)
+@given(command=COMMANDS, think=st.booleans())
+def test_a_target_is_the_reply_and_its_mask_the_command(any_builder, command, think):
+    tokens, mask = any_builder.encode_target(command, think=think)
+    assert (tokens.dtype, mask.dtype, tokens.shape) == (np.int32, bool, mask.shape)
+    assert any_builder.decode(tokens) == '<think></think>' * think + f'<action>{command}</action>'
+    assert any_builder.decode(tokens[mask]) == command
+    assert np.count_nonzero(np.diff(mask, prepend=False)) == 2 and not mask[-1]  # one run, before the end token
+    reply = any_builder.parse(tokens, (command,), False)
+    assert reply.parsed == think
+    if think:
+        assert reply == prompts.ParsedAction(command, True, True, False)
+        np.testing.assert_array_equal(tokens, any_builder.encode_reply(command))
+
+
+def test_target_in_real_ids(qwen):
+    tokens, mask = qwen.encode_target('go to desk 1', think=True)
+    assert tokens.tolist() == [13708, 766, 1472, 26865, 1784, 1311, 29, 3346, 311, 18010, 220, 16, 522, 1311, 29, 151645]
+    assert np.flatnonzero(mask).tolist() == [7, 8, 9, 10, 11]
+    tokens, mask = qwen.encode_target('look', think=False)
+    assert tokens.tolist() == [27, 1311, 29, 7201, 522, 1311, 29, 151645]
+    assert np.flatnonzero(mask).tolist() == [3]
+
+
+@pytest.mark.parametrize('command, masked', [('search[red shoes]', 'search[red shoes]</'), ('$5 mug.', '>$5 mug.</')])
+@pytest.mark.parametrize('think', [False, True])
+def test_a_token_of_both_command_and_tag_is_a_command_token(qwen, command, masked, think):
+    tokens, mask = qwen.encode_target(command, think=think)
+    assert qwen.decode(tokens[mask]) == masked
+    assert qwen.decode(tokens).endswith(f'<action>{command}</action>')
+
+
+def test_whole_qwen_vocabulary_has_the_published_ids_and_gives_those_of_its_reduction():
+    whole, reduced = whole_qwen_tokenizer(), qwen_tokenizer()
+
+    def encode(tokenizer, text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    assert encode(whole, 'Hello world') == [9707, 1879]
+    assert encode(whole, '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud.<|im_end|>') == [
+        151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 151645]
+    for text in make_qwen_tokenizer.replies([*alfworld_commands.every_template_and_name(), 'open drawer 3456789']):
+        assert encode(whole, text) == encode(reduced, text), text
+
+
+@pytest.mark.parametrize('command', ['', '  ', '<action>look', 'look</action>', '<think>', 'look</think>'])
+def test_a_command_that_no_reply_can_carry_is_refused(builder, command):
+    with pytest.raises(ValueError, match='between action tags'):
+        builder.encode_target(command, think=True)
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    with pytest.raises(ValueError, match='load a fast one'):
+        prompts_of(transformers.ByT5Tokenizer()).encode_target('look', think=True)
 
 
 @pytest.mark.parametrize('wording', ['full', 'compact'])

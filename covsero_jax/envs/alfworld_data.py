@@ -31,7 +31,7 @@ TASK_TYPES = (
     'pick_cool_then_place_in_recep',
     'pick_two_obj_and_place',
 )
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 PARSED_GAMES = 256  # kept per process: parsing a kitchen takes milliseconds, keeping it 0.2 MB
 
 
@@ -41,12 +41,17 @@ class AlfworldDataError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class GameEntry:
-    """One game of a split. id: its folder below the data folder, with '/'; digest: of the problem and the task."""
+    """One game of a split.
+
+    id: its folder below the data folder, with '/'; digest: of the problem and the task; plan_length: commands of the
+    expert plan that the file holds (`walkthrough`), 0 where it holds none.
+    """
 
     id: str
     task: str
     task_type: str
     digest: str
+    plan_length: int
 
 
 class GameSet:
@@ -61,6 +66,7 @@ class GameSet:
         self.folder, self.entries, self.skipped, self._cache_path = folder, entries, skipped, cache
         self.names = tuple(entry.id for entry in entries)
         self.types = tuple(entry.task_type for entry in entries)
+        self.plan_lengths = tuple(entry.plan_length for entry in entries)
         lines = ''.join(f'{entry.id} {entry.digest}\n' for entry in entries)
         self.hash = hashlib.sha256(lines.encode()).hexdigest()[:16]
         self.game = functools.lru_cache(maxsize=PARSED_GAMES)(self._parse)
@@ -205,6 +211,7 @@ def _read_entries(folder: pathlib.Path, files: list[pathlib.Path], skipped: coll
             continue
         try:
             problem, task = record['pddl_problem'], alfworld_engine.task_sentence(record['grammar'])
+            plan_length = len(record.get('walkthrough') or ())
         except (KeyError, TypeError) as error:
             raise AlfworldDataError(f'{path}: not an ALFWorld game (no field {error})') from error
         except alfworld_engine.GameError as error:
@@ -212,7 +219,7 @@ def _read_entries(folder: pathlib.Path, files: list[pathlib.Path], skipped: coll
         name = path.parent.relative_to(folder).as_posix()
         prefix = path.parent.parent.name.partition('-')[0]
         digest = hashlib.sha256(f'{task}\n{problem}'.encode()).hexdigest()[:16]
-        games.append((name, task, prefix if prefix in TASK_TYPES else 'other', digest))
+        games.append((name, task, prefix if prefix in TASK_TYPES else 'other', digest, plan_length))
         store(name, problem)
     return {'games': games, 'skipped': dict(skipped)}
 

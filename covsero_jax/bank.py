@@ -21,6 +21,7 @@ MUST_MATCH = {  # what differs -> what to do
     'environment': 'it was collected in another environment',
     'games': 'its tasks are not those of this run',
     'prompt': 'the policy of this run is shown other prompts',
+    'horizon': 'its episodes have another number of steps',
 }
 
 

@@ -40,7 +40,7 @@ def record(run: pathlib.Path, path: pathlib.Path | None = None) -> pathlib.Path:
     names = sorted({name for row in rows[1:] for name in row if name != 'update' and not name.startswith('eval/')})
     out = {
         'experiment': config['experiment'], 'preset': config['preset'], 'seed': config['seed'], 'config': config,
-        'commit': _commit(), 'date': time.strftime('%Y-%m-%d'),
+        'commit': commit(), 'date': time.strftime('%Y-%m-%d'),
         'machine': f'{os.cpu_count()} cores, {platform.machine()}', 'evaluations': evaluations,
         'curves': {name: [_short(row[name]) if name in row else None for row in rows[1:]] for name in names},
     }
@@ -96,7 +96,7 @@ def _short(value: float) -> float:
     return float(f'{value:.5g}')
 
 
-def _commit() -> str:
+def commit() -> str:
     run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
     return run.stdout.strip() or 'unknown'
 

@@ -302,11 +302,13 @@ def weight_config(config: ConfigDict) -> reachability.WeightConfig:
 def bank_identity(config: ConfigDict, policy: Policy, task_names: Sequence[str]) -> dict[str, object]:
     """What a bank of oracle branches must have in common with the run that replays it (bank.MUST_MATCH)."""
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    shown = 'enriched' if config.env.observation == 'enriched' else 'raw'  # 'enriched_state' is only compared
     return {
         'tokenizer': hashlib.sha256(repr((vocabulary, policy.tokenizer.chat_template)).encode()).hexdigest()[:16],
         'environment': config.env.name,
         'games': evaluate.manifest_hash(task_names)[:16],
-        'prompt': f'{config.prompt.wording}, history {config.prompt.history}, observation {config.env.observation}',
+        'prompt': f'{config.prompt.wording}, history {config.prompt.history}, observation {shown}',
+        'horizon': config.env.max_steps,
     }
 
 

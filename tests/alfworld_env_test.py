@@ -313,7 +313,7 @@ def test_snapshot_of_other_games_is_refused(folder, tmp_path):
 
 
 def test_oracle_solves_and_knows_when_the_game_is_lost(folder):
-    env = make_env(folder, oracle=True)
+    env = make_env(folder, oracle='planner')
     observation = env.reset(0)
     while not observation.done:
         observation = env.step(env.oracle_command())

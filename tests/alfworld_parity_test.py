@@ -189,7 +189,7 @@ def test_two_official_engines_in_one_process_do_not_disturb_each_other(games):
 def test_adapter_episodes_are_equal_and_restore_works(games):
     """Whole episodes through AlfworldEnv: every field of the observation, snapshots, the step after the end."""
     [task_id] = spread(games, 1)
-    envs = [alfworld.AlfworldEnv(games, engine=engine, oracle=True, max_steps=30) for engine in alfworld.ENGINES]
+    envs = [alfworld.AlfworldEnv(games, engine=engine, oracle='planner', max_steps=30) for engine in alfworld.ENGINES]
     rng, seen = random.Random(1), [env.reset(task_id) for env in envs]
     for _ in range(5):
         command = rng.choice(seen[0].admissible)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from covsero_jax.envs import alfworld_data, alfworld_engine, alfworld_oracle, alfworld_summary, alfworld_textworld, base
+from covsero_jax.envs import (
+    alfworld_data, alfworld_engine, alfworld_explorer, alfworld_oracle, alfworld_summary, alfworld_textworld, base,
+)
 
-ORACLES = ('', 'planner')
+ORACLES = ('', 'planner', 'explorer')
 ENGINES = ('native', 'textworld')
 OBSERVATIONS = ('raw', 'enriched', 'enriched_state')
 
@@ -72,6 +74,14 @@ class NativeEngine:
         return self._state
 
 
+class Watched(NamedTuple):
+    """What has happened in an episode so far, newest first. A snapshot shares it, so keeping one at every step is cheap."""
+
+    before: Watched | None
+    command: str | None  # None at the reset
+    observation: base.Observation
+
+
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
     """A position in an episode: which game, how far, what was seen, and the engine's own part."""
@@ -83,19 +93,24 @@ class Snapshot:
     observation: base.Observation
     summary: alfworld_summary.Summary
     saved: object
+    watched: Watched | None  # only kept for the explorer
 
 
 class AlfworldEnv:
-    """An `Env` (and `OracleEnv` when built with oracle=True) over a set of games.
+    """An `Env` (and `OracleEnv` when built with an oracle) over a set of games.
 
     reward = success_reward on the step that reaches the goal, else 0; success = the goal holds; done = success or
     max_steps commands were executed (the official limit is 50; illegal commands count). Hidden facts never leave it.
     observation: 'raw'; 'enriched', the text and `alfworld_summary` of the episode, both shown to the policy and, with
     the legal commands, compared by step-level estimators (GraphGPO's recipe); 'enriched_state', only compared.
+    oracle: '' (none), 'planner' (a shortest plan, from the hidden state) or 'explorer' (`alfworld_explorer`, which knows
+    what the episode has shown, whoever played it, and searches in an order that the game's name decides).
     """
 
     def __init__(self, games: alfworld_data.GameSet, *, engine: str = 'native', max_steps: int = 50,
-                 oracle: bool = False, success_reward: float = 10.0, observation: str = 'raw'):
+                 oracle: str = '', success_reward: float = 10.0, observation: str = 'raw'):
+        if oracle not in ORACLES:
+            raise ValueError(f'unknown oracle {oracle!r}; there are {", ".join(filter(None, ORACLES))}, and \'\' for none')
         if engine not in ENGINES:
             raise ValueError(f'unknown engine {engine!r}; there are {", ".join(ENGINES)}')
         if observation not in OBSERVATIONS:
@@ -109,6 +124,8 @@ class AlfworldEnv:
         self._task_id, self._num_steps = -1, 0
         self._kind, self._summary = observation, alfworld_summary.Summary()
         self._observation: base.Observation | None = None
+        self._watched: Watched | None = None
+        self._explorer: tuple[Watched, alfworld_explorer.Explorer] | None = None  # and how far it has watched
 
     def reset(self, task_id: int) -> base.Observation:
         if not 0 <= task_id < len(self._games):
@@ -116,8 +133,8 @@ class AlfworldEnv:
         self._observation = None  # a game that cannot be started leaves no episode behind
         text = self._engine.start(task_id)
         self._task_id, self._num_steps = task_id, 0
-        self._summary = alfworld_summary.Summary()
-        return self._observe(text)
+        self._summary, self._watched = alfworld_summary.Summary(), None
+        return self._observe(text, None)
 
     def step(self, command: str) -> base.Observation:
         if self._current().done:
@@ -125,39 +142,63 @@ class AlfworldEnv:
         text = self._engine.step(command)
         self._num_steps += 1
         self._summary = self._summary.after(command, text)
-        return self._observe(text)
+        return self._observe(text, command)
 
     def snapshot(self) -> Snapshot:
         observation = self._current()
         name = self.task_names[self._task_id]
-        return Snapshot(self._task_id, name, self._engine_name, self._num_steps, observation, self._summary, self._engine.save())
+        return Snapshot(self._task_id, name, self._engine_name, self._num_steps, observation, self._summary,
+                        self._engine.save(), self._watched)
 
     def restore(self, snapshot: Snapshot) -> base.Observation:
-        """Raises ValueError for a snapshot of other games or of the other engine."""
+        """Raises ValueError for a snapshot of other games, of the other engine, or without what the explorer must know."""
         names = self.task_names[snapshot.task_id : snapshot.task_id + 1]
         if names != (snapshot.name,) or snapshot.engine != self._engine_name:
             raise ValueError(f'a snapshot of game {snapshot.name} (task {snapshot.task_id}, engine {snapshot.engine}) '
                              'belongs to another environment')
+        if self._oracle == 'explorer' and snapshot.watched is None:
+            raise ValueError("oracle='explorer' must have watched the episode: take the snapshot in an environment with it, "
+                             'or restore by replay')
         self._engine.load(snapshot.task_id, snapshot.saved)
         self._task_id, self._num_steps, self._observation = snapshot.task_id, snapshot.num_steps, snapshot.observation
-        self._summary = snapshot.summary
+        self._summary, self._watched = snapshot.summary, snapshot.watched
         return self._observation
 
     def oracle_command(self) -> str | None:
-        """The first command of a shortest plan, None when the game is lost. Raises OracleForbidden, see `base`."""
+        """The oracle's next command; None when the planner sees that the game is lost, or the explorer has no idea.
+
+        Raises OracleForbidden, see `base`.
+        """
         if not self._oracle:
-            raise base.OracleForbidden('this environment was built with oracle=False')
+            raise base.OracleForbidden('this environment was built without an oracle')
         if self._current().done:
             raise RuntimeError('the episode is over; there is no next command')
+        if self._oracle == 'explorer':
+            return self._informed_explorer().command()
         plan = alfworld_oracle.plan(self._engine.state())
         return plan[0] if plan else None
+
+    def _informed_explorer(self) -> alfworld_explorer.Explorer:
+        """The explorer, told what it has not watched yet; a new one where the episode is not a continuation of its own."""
+        known, explorer = self._explorer or (None, None)
+        unseen, at = [], self._watched
+        while at is not None and at is not known:
+            unseen.append(at)
+            at = at.before
+        if at is None:
+            entry = self._games.entries[self._task_id]
+            explorer = alfworld_explorer.Explorer(entry.task, seed=entry.id)
+        for happened in reversed(unseen):
+            explorer.observe(happened.command, happened.observation)
+        self._explorer = (self._watched, explorer)
+        return explorer
 
     def _current(self) -> base.Observation:
         if self._observation is None:
             raise RuntimeError('no episode has been started; call reset first')
         return self._observation
 
-    def _observe(self, text: str) -> base.Observation:
+    def _observe(self, text: str, command: str | None) -> base.Observation:
         success, admissible = self._engine.won(), self._engine.admissible()
         enriched = text if self._kind == 'raw' else f'{text}\n{self._summary}'
         self._observation = base.Observation(
@@ -166,11 +207,13 @@ class AlfworldEnv:
             reward=self._success_reward if success and self._num_steps else 0.0,
             done=success or self._num_steps >= self._max_steps, success=success,
             task=self._games.entries[self._task_id].task)
+        if self._oracle == 'explorer':
+            self._watched = Watched(self._watched, command, dataclasses.replace(self._observation, text=text))
         return self._observation
 
 
 def make_env(data_folder: str | pathlib.Path | None, split: str, *, engine: str = 'native', max_steps: int = 50,
-             oracle: bool = False, success_reward: float = 10.0, observation: str = 'raw',
+             oracle: str = '', success_reward: float = 10.0, observation: str = 'raw',
              max_games: int | None = None) -> AlfworldEnv:
     """An environment over the games of one split; `functools.partial(make_env, ...)` is picklable.
 

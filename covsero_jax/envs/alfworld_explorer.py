@@ -79,6 +79,8 @@ class Explorer:
                 self._destination = place
         elif verb in TREATMENTS and verb == self.kind:
             self._treated.add(rest.split(' with ')[0])
+        elif {verb, self.kind} == {'heat', 'cool'}:  # each undoes the other
+            self._treated.discard(rest.split(' with ')[0])
 
     def command(self) -> str | None:
         """The next command; always one of the admissible ones. None when there is nothing sensible left to do."""

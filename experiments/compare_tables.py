@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import diagnostics, results
+from experiments import diagnostics, evaluate, results
 from experiments.results import Result
 
+PLANS = evaluate.PLAN_STRATA[:3]
 Runs = dict[str, dict[int, Result]]  # variant -> seed -> result
 
 
@@ -70,6 +71,18 @@ def type_table(runs: Runs) -> str:
         means = [np.mean([results.success(result, -1, kind).mean() for result in seeds.values()]) for kind in types]
         lines.append(_row([f'`{variant}`', *(f'{mean:.0f}' for mean in means)]))
     return '\n'.join(lines)
+
+
+def plan_table(runs: Runs) -> str:
+    """Success after training by the length of the expert plan (SERO, A.8), mean over splits and seeds; '' without."""
+    lines = [_row(['variant', *PLANS]), _row(['---'] * (1 + len(PLANS)))]
+    for variant, seeds in runs.items():
+        rates = [[result['evaluations'][-1][f'eval/{split}/success_by_plan/{plan}'] for plan in PLANS]
+                 for result in seeds.values() for split in results.splits(result)
+                 if f'eval/{split}/success_by_plan/{PLANS[0]}' in result['evaluations'][-1]]
+        if rates:
+            lines.append(_row([f'`{variant}`', *(f'{100 * rate:.0f}' for rate in np.mean(rates, axis=0))]))
+    return '\n'.join(lines) if len(lines) > 2 else ''
 
 
 def failure_table(runs: Runs) -> str:
@@ -194,11 +207,12 @@ def write(everything: Sequence[Result], folder: pathlib.Path, *, reference: str)
     one = everything[0]
     dates = sorted({result['date'] for result in everything})
     commits = sorted({result['commit'] for result in everything})
-    oracle = oracle_table(runs)
+    plans, oracle = plan_table(runs), oracle_table(runs)
     text = '\n\n'.join([
         f'# {folder.name}', 'Success in %, mean ± standard deviation over seeds; differences are paired by seed, with their '
         '95 % interval (Student\'s t).', main_table(runs, reference), 'After training, by task type (mean of splits and seeds):',
-        type_table(runs), 'Groups without contrast, in % (mean over updates and seeds):', failure_table(runs),
+        type_table(runs), *(['By the length of the expert plan (`eval.plan_bounds`):', plans] if plans else []),
+        'Groups without contrast, in % (mean over updates and seeds):', failure_table(runs),
         *(['What the oracle did:', oracle] if oracle else []),
         f'{len(everything)} runs, {dates[0]} to {dates[-1]}, commits {", ".join(commits)}, {one["machine"]}. '
         f'Made by `python -m experiments.compare --name={folder.name} --only_show`.'])

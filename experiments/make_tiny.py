@@ -4,6 +4,9 @@
 
 Deliberately half-trained: it should know the format, copy names, and win some easy games, so that RL has something to
 start from and something left to do. The model card in the folder says how it was made and what it scores.
+
+    python -m experiments.make_tiny --unskilled --start_from=covsero_jax/assets/tiny --games=300 --updates=400 \
+        --learning_rate=1e-3 --out=runs/unskilled          (minutes; a start that never cleans, heats or cools)
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from absl import app, flags, logging
 from configs import base
 from covsero_jax import model, pretrained, prompts
 from covsero_jax.envs import alfworld_games, alfworld_rooms
-from covsero_jax.envs.alfworld_engine import Game
+from covsero_jax.envs.alfworld_engine import TREATMENTS, Game
 from covsero_jax.envs.alfworld_explorer import Explorer
 from covsero_jax.envs.base import Observation
 from experiments import evaluate, wiring
@@ -36,6 +39,8 @@ _UPDATES = flags.DEFINE_integer('updates', 8000, 'optimizer steps of behaviour c
 _GAMES = flags.DEFINE_integer('games', 3000, 'generated games to demonstrate on')
 _START = flags.DEFINE_string('start_from', '', 'a folder of an earlier run to go on from, with its tokenizer')
 _RATE = flags.DEFINE_float('learning_rate', 3e-3, 'peak of the cosine schedule')
+_UNSKILLED = flags.DEFINE_bool('unskilled', False, 'the demonstrator takes no notice of "clean", "hot" and "cool": half of '
+                               'the task types then fail in every rollout, for want of one command')
 _SEED = flags.DEFINE_integer('seed', 0, 'seed of games, demonstrations and initial weights')
 
 SIZES = {'embed_dim': 128, 'mlp_dim': 256, 'num_layers': 2, 'num_heads': 4, 'num_kv_heads': 2, 'head_dim': 32}
@@ -116,9 +121,15 @@ def write_tokenizer(folder: pathlib.Path, texts: Sequence[str], names: Sequence[
 
 
 def demonstrate(game: Game, seed: str, builder: prompts.ChatPrompts | None) -> list[Row | str]:
-    """The explorer's episode as rows (as bare texts without a builder); [] when it does not win in MAX_STEPS."""
+    """The explorer's episode as rows (as bare texts without a builder); [] when it does not win in MAX_STEPS.
+
+    An unskilled one has done what it knows of once the object is in its place.
+    """
     state, noise = game.initial_state(), random.Random(f'noise/{seed}')
     explorer, history, rows = Explorer(game.task, seed), [], []
+    ignores = _UNSKILLED.value and explorer.kind in TREATMENTS
+    if ignores:
+        explorer.kind = 'put'
     observation = Observation(state.intro(), state.admissible())
     explorer.observe(None, observation)
     for step in range(MAX_STEPS):
@@ -134,7 +145,7 @@ def demonstrate(game: Game, seed: str, builder: prompts.ChatPrompts | None) -> l
         history.append((observation.text, command))
         observation = Observation(state.step(command), state.admissible())
         explorer.observe(command, observation)
-        if state.won():
+        if state.won() or (ignores and explorer.has_placed):
             return rows
     return []
 

@@ -94,7 +94,8 @@ class Game:
         self.task = task
         self.goal = Goal(text[goal:])
         self.name = _display_names(a for rows in facts.values() for row in rows for a in row)
-        self.receptacle_type, self.object_type = dict(facts['receptacletype']), dict(facts['objecttype'])
+        self.receptacle_type = dict(sorted(facts['receptacletype']))
+        self.object_type = dict(sorted(facts['objecttype']))  # sorted: oracles break ties by this order, in every process
         self.location = dict(facts['receptacleatlocation'])
         self.receptacles = tuple(sorted(self.location))
         self.receptacles_at: dict[str, list[str]] = collections.defaultdict(list)

@@ -82,6 +82,11 @@ class Explorer:
         elif {verb, self.kind} == {'heat', 'cool'}:  # each undoes the other
             self._treated.discard(rest.split(' with ')[0])
 
+    @property
+    def has_placed(self) -> bool:
+        """Whether a target object, treated if need be, has been put where it belongs."""
+        return bool(self._placed)
+
     def command(self) -> str | None:
         """The next command; always one of the admissible ones. None when there is nothing sensible left to do."""
         if self._held is None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from configs import base as configs
-from covsero_jax.envs import alfworld, base
+from covsero_jax.envs import alfworld, alfworld_games, base
 from experiments import wiring
 
 PREFIX, GAMES = 15, 24
@@ -46,8 +46,10 @@ def finish(env, observation):
 
 
 def continuations(oracle):
+    """From 24 small rooms, and the plans of 30 larger ones, in which many ways are equally short."""
     env = make_env(oracle)
-    return [finish(env, wander(env, task)[0])[1] for task in range(GAMES)]
+    games = [alfworld_games.generate_game(0, 'train', i, alfworld_games.DIFFICULTIES['medium']) for i in range(30)]
+    return [finish(env, wander(env, task)[0])[1] for task in range(GAMES)] + [game.walkthrough for game in games]
 
 
 @pytest.mark.parametrize('oracle', ['planner', 'explorer'])

@@ -81,6 +81,24 @@ class Watched(NamedTuple):
     command: str | None  # None at the reset
     observation: base.Observation
 
+    def since(self, known: Watched | None) -> list[tuple[str | None, base.Observation]]:
+        """The commands after `known` (None: all of them) and what they led to, oldest first."""
+        happened, at = [], self
+        while at is not known:
+            happened.append((at.command, at.observation))
+            at = at.before
+        return happened[::-1]
+
+    def __reduce__(self) -> tuple:
+        return _link, (self.since(None),)  # flat: pickle would recurse at every step, and fail in long episodes
+
+
+def _link(happened: list[tuple[str | None, base.Observation]]) -> Watched | None:
+    watched = None
+    for command, observation in happened:
+        watched = Watched(watched, command, observation)
+    return watched
+
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
@@ -133,7 +151,7 @@ class AlfworldEnv:
         self._observation = None  # a game that cannot be started leaves no episode behind
         text = self._engine.start(task_id)
         self._task_id, self._num_steps = task_id, 0
-        self._summary, self._watched = alfworld_summary.Summary(), None
+        self._summary, self._watched, self._explorer = alfworld_summary.Summary(), None, None
         return self._observe(text, None)
 
     def step(self, command: str) -> base.Observation:
@@ -161,7 +179,7 @@ class AlfworldEnv:
                              'or restore by replay')
         self._engine.load(snapshot.task_id, snapshot.saved)
         self._task_id, self._num_steps, self._observation = snapshot.task_id, snapshot.num_steps, snapshot.observation
-        self._summary, self._watched = snapshot.summary, snapshot.watched
+        self._summary, self._watched, self._explorer = snapshot.summary, snapshot.watched, None
         return self._observation
 
     def oracle_command(self) -> str | None:
@@ -179,17 +197,11 @@ class AlfworldEnv:
         return plan[0] if plan else None
 
     def _informed_explorer(self) -> alfworld_explorer.Explorer:
-        """The explorer, told what it has not watched yet; a new one where the episode is not a continuation of its own."""
-        known, explorer = self._explorer or (None, None)
-        unseen, at = [], self._watched
-        while at is not None and at is not known:
-            unseen.append(at)
-            at = at.before
-        if at is None:
-            entry = self._games.entries[self._task_id]
-            explorer = alfworld_explorer.Explorer(entry.task, seed=entry.id)
-        for happened in reversed(unseen):
-            explorer.observe(happened.command, happened.observation)
+        """The explorer, told what it has not watched yet; a new one after every reset and restore."""
+        entry = self._games.entries[self._task_id]
+        known, explorer = self._explorer or (None, alfworld_explorer.Explorer(entry.task, seed=entry.id))
+        for command, observation in self._watched.since(known):
+            explorer.observe(command, observation)
         self._explorer = (self._watched, explorer)
         return explorer
 

@@ -40,15 +40,15 @@ class Explorer:
 
     def __init__(self, task: str, seed: int | str):
         self.kind, self.target, self.place = parse_task(task)
-        self._random = random.Random(f'explorer/{seed}')
+        self._seed = seed
         self._order: list[str] = []  # receptacles in the order of searching
-        self._visited: set[str] = set()
+        self._visited: set[str] = set()  # in this round of searching; some were left closed
         self._contents: dict[str, list[str]] = {}
         self._here: str | None = None
         self._held: str | None = None
         self._treated: set[str] = set()
-        self._placed: set[str] = set()
         self._destination: str | None = None
+        self._placed: set[str] = set()  # targets that stay at the destination
         self._admissible: tuple[str, ...] = ()
 
     def observe(self, command: str | None, observation: Observation) -> None:
@@ -56,15 +56,15 @@ class Explorer:
         self._admissible = observation.admissible
         if command is None:
             self._order = [c.removeprefix('go to ') for c in observation.admissible if c.startswith('go to ')]
-            self._random.shuffle(self._order)
+            random.Random(f'explorer/{self._seed}').shuffle(self._order)
             return
         if observation.text == NOTHING_HAPPENS:
             return
-        verb, _, rest = command.partition(' ')
+        verb, _, rest = command.strip().partition(' ')
         if verb == 'go':
             self._here = rest.removeprefix('to ')
             self._look_into(self._here, observation.text)
-        elif verb == 'open':
+        elif verb in ('open', 'examine') and rest in self._order:
             self._look_into(rest, observation.text)
         elif verb == 'take':
             self._held, source = rest.split(' from ')
@@ -75,7 +75,8 @@ class Explorer:
             self._contents.setdefault(place, []).append(obj)
             self._held = None
             if self._class(obj) == self.target and self._class(place) == self.place and self._ready(obj):
-                self._placed.add(obj)
+                # Somebody else may have brought another one elsewhere: the two-object goal wants both at one receptacle.
+                self._placed = {obj} if place != self._destination else self._placed | {obj}
                 self._destination = place
         elif verb in TREATMENTS and verb == self.kind:
             self._treated.add(rest.split(' with ')[0])
@@ -105,25 +106,28 @@ class Explorer:
         for receptacle, objects in self._contents.items():
             for obj in objects:
                 if self._class(obj) == wanted and obj not in self._placed:
-                    take = f'take {obj} from {receptacle}'
-                    if take in self._admissible:
-                        return take
-                    if receptacle != self._here and f'go to {receptacle}' in self._admissible:
-                        return f'go to {receptacle}'
-        if self._here is not None and f'open {self._here}' in self._admissible and not self._contents.get(self._here):
+                    for command in (f'take {obj} from {receptacle}', f'open {receptacle}', f'go to {receptacle}'):
+                        if command in self._admissible:
+                            return command
+        if self._here not in self._contents and f'open {self._here}' in self._admissible:
             return f'open {self._here}'
-        for _ in range(2):
+        return self._look_further()
+
+    def _look_further(self) -> str | None:
+        """Go to the next receptacle: one not visited yet, else one that was left closed, else begin another round."""
+        here = {self._here}
+        for visited in (self._visited, here | self._contents.keys(), here):
             for receptacle in self._order:
-                if receptacle not in self._visited and f'go to {receptacle}' in self._admissible:
+                if receptacle not in visited and f'go to {receptacle}' in self._admissible:
+                    self._visited = visited
                     return f'go to {receptacle}'
-            self._visited = {self._here} if self._here else set()  # everything seen once: begin another round
         return None
 
     def _put_away(self) -> str | None:
         """The hand holds something useless: put it anywhere, best here."""
         put = next((c for c in self._admissible if c.startswith(f'move {self._held} to ')), None)
-        if put or self._here is None or f'open {self._here}' not in self._admissible:
-            return put or self._go(self._random.choice(self._order))
+        if put or f'open {self._here}' not in self._admissible:
+            return put or self._look_further()
         return f'open {self._here}'
 
     def _treat(self) -> str | None:

@@ -29,7 +29,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import advantages, coverage_controls, reachability
-from experiments import compare_tables, results, wiring
+from experiments import checks, compare_tables, results, wiring
 
 _IN_SWEEP = threading.Event()  # cleared: no further run is started
 
@@ -63,7 +63,7 @@ def build(arguments: Sequence[str]) -> ConfigDict:
         values(argv)
     except flags.Error as error:
         raise wiring.ConfigError(str(error)) from error
-    wiring.check(values.config)
+    checks.check(values.config)
     return values.config
 
 

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, workers
 from covsero_jax.envs import alfworld_data
-from experiments import wiring
+from experiments import checks, wiring
 
 PLAN_STRATA = ('short', 'medium', 'long', 'unknown')  # of expert plans; unknown: the game file holds none
 
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
-    wiring.check(config)
+    checks.check(config)
     wiring.use_compilation_cache(config.debug.compilation_cache)
     policy = wiring.load_policy(config, pathlib.Path(_MODEL.value) if _MODEL.value else None)
     source, params = str(policy.folder), policy.params

@@ -22,7 +22,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from covsero_jax import advantages, batch, checkpoint, coverage, groups, learner, metrics, rollout, sampler, sharding
-from experiments import evaluate, report, sero, wiring
+from experiments import checks, evaluate, report, sero, wiring
 
 _CONFIG = wiring.define_config('experiment, optionally with :preset')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
@@ -61,7 +61,7 @@ class Programs:
 
 def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
     """The whole job. See the module docstring."""
-    wiring.check(config)
+    checks.check(config)
     wiring.use_compilation_cache(config.debug.compilation_cache)
     policy = wiring.load_policy(config)
     prompts = wiring.make_prompts(config, policy.tokenizer)

@@ -1,7 +1,4 @@
-"""From a ConfigDict to the parts of a run: the only place where configuration meets the library.
-
-Everything that can be checked cheaply is checked here, before any long work starts.
-"""
+"""From a ConfigDict to the parts of a run: the only place where configuration meets the library."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import importlib.util
 import os
 import pathlib
 import sys
@@ -23,8 +19,18 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from covsero_jax import (
-    advantages, bank, checkpoint, coverage, evaluate, learner, model, oracle, pretrained, prompts, reachability, sampler,
-    sharding, workers,
+    bank,
+    checkpoint,
+    coverage,
+    evaluate,
+    learner,
+    model,
+    pretrained,
+    prompts,
+    reachability,
+    sampler,
+    sharding,
+    workers,
 )
 from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, base
 
@@ -99,110 +105,9 @@ def use_compilation_cache(enabled: bool) -> None:
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 
 
-def check(config: ConfigDict) -> None:
-    """Fields that depend on each other or on this machine. Raises ConfigError."""
-    if config.advantage.estimator not in advantages.ESTIMATORS:
-        raise ConfigError(f'advantage.estimator={config.advantage.estimator!r}; there are {", ".join(advantages.ESTIMATORS)}')
-    if config.advantage.normalisation not in advantages.NORMALISATIONS:
-        raise ConfigError(f'advantage.normalisation={config.advantage.normalisation!r}; there are '
-                          f'{", ".join(advantages.NORMALISATIONS)}')
-    for section, build in (('coverage', coverage_config), ('loss', loss_config), ('rollout', band_config),
-                           ('sero', weight_config)):
-        try:
-            build(config)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f'{section}: {error}') from error
-    if config.rollout.group_size < 2:
-        raise ConfigError(f'rollout.group_size={config.rollout.group_size}: a group of one has nothing to be compared with')
-    if config.rollout.max_batches < 1:
-        raise ConfigError(f'rollout.max_batches={config.rollout.max_batches} must be at least 1')
-    devices = make_mesh(config).size
-    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % devices:
-        raise ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
-                          f'{config.learner.minibatch} and be divisible by the {devices} devices of the mesh')
-    if config.prompt.max_action % config.loss.chunk:
-        raise ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
-    if config.rollout.temperature <= 0:
-        raise ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
-    _check_model_folder(config)
-    _check_memory(config)
-    _check_games(config)
-    if uses_oracle(config):
-        _check_oracle(config)
-
-
-def _check_oracle(config: ConfigDict) -> None:
-    s = config.sero
-    for name, value, known in (('restoration', s.restoration, oracle.RESTORATION),
-                               ('root_sampling', s.root_sampling, oracle.ROOT_SAMPLING)):
-        if value not in known:
-            raise ConfigError(f'sero.{name}={value!r}; there are {", ".join(known)}')
-    if config.env.name == 'alfworld':
-        if s.oracle not in alfworld.ORACLES or not s.oracle:
-            raise ConfigError(f'sero.oracle={s.oracle!r}; there are {", ".join(filter(None, alfworld.ORACLES))}')
-        return
-    env = env_factory(config, config.env.train_split, oracle=s.oracle)()
-    advice = 'give it one (covsero_jax/envs/base.py, OracleEnv), or set sero.variant=off'
-    if not hasattr(env, 'oracle_command'):
-        raise ConfigError(f'sero.variant={s.variant!r} needs an oracle, and env.name={config.env.name!r} has no '
-                          f'oracle_command: {advice}')
-    env.reset(0)
-    try:
-        env.oracle_command()
-    except base.OracleForbidden as error:
-        raise ConfigError(f'env.name={config.env.name!r}: its oracle is forbidden though it was built with oracle=True '
-                          f'({error}): {advice}') from error
-    if s.restoration == 'copy':
-        try:
-            env.restore(env.snapshot())
-        except (NotImplementedError, AttributeError, TypeError) as error:
-            raise ConfigError(f'env.name={config.env.name!r} cannot be copied ({error!r}): use sero.restoration=replay, '
-                              'which any deterministic environment supports') from error
-
-
 def uses_oracle(config: ConfigDict) -> bool:
     """Whether the training environments of this run need an oracle. A bank of branches needs none."""
     return config.sero.variant != 'off' and not config.sero.bank
-
-
-def _check_model_folder(config: ConfigDict) -> None:
-    folder = model_folder(config)
-    if not (folder / 'config.json').is_file():
-        name = folder.name
-        raise ConfigError(
-            f'model.path: there is no model in {folder}.'
-            + (f' Download it once, for example: hf download Qwen/{name} --local-dir models/{name}'
-               if name.startswith('Qwen') else ' Give a Hugging Face Qwen2 folder with --config.model.path=FOLDER'))
-
-
-def _check_games(config: ConfigDict) -> None:
-    if config.env.name != 'alfworld':
-        for split in (config.env.train_split, *config.eval.splits):
-            env = env_factory(config, split, oracle='')()
-            if not isinstance(env, base.Env) or not env.task_names:
-                raise ConfigError(f'env.name={config.env.name!r}: what it builds for split {split!r} lacks a method or '
-                                  'attribute of covsero_jax.envs.base.Env, or has no tasks')
-        return
-    if config.env.engine not in alfworld.ENGINES:
-        raise ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
-    if config.env.observation not in alfworld.OBSERVATIONS:
-        raise ConfigError(f'env.observation={config.env.observation!r}; there are {", ".join(alfworld.OBSERVATIONS)}')
-    if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
-        raise ConfigError("env.engine='textworld' is the official engine; install it with  pip install -e '.[alfworld]'")
-    for split in (config.env.train_split, *config.eval.splits):
-        alfworld_data.find_games(data_folder(config), split)
-
-
-def _check_memory(config: ConfigDict) -> None:
-    need = config.mesh.min_memory_gib
-    if not need:
-        return
-    have = sum((device.memory_stats() or {}).get('bytes_limit', 0) for device in jax.devices()) / 2**30
-    if have < need:
-        kinds = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
-        raise ConfigError(
-            f'preset {config.preset} needs about {need} GiB of accelerator memory, this machine has {have:.0f} ({kinds}). '
-            f'The tiny preset runs anywhere; --config.mesh.min_memory_gib=0 starts regardless')
 
 
 def model_folder(config: ConfigDict) -> pathlib.Path:

@@ -1,0 +1,115 @@
+"""Everything about a configuration that can be checked cheaply, before any long work starts."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+from ml_collections import ConfigDict
+
+from covsero_jax import advantages, oracle
+from covsero_jax.envs import alfworld, alfworld_data, base
+from experiments import wiring
+
+
+def check(config: ConfigDict) -> None:
+    """Fields that depend on each other or on this machine. Raises wiring.ConfigError."""
+    if config.advantage.estimator not in advantages.ESTIMATORS:
+        raise wiring.ConfigError(f'advantage.estimator={config.advantage.estimator!r}; there are {", ".join(advantages.ESTIMATORS)}')
+    if config.advantage.normalisation not in advantages.NORMALISATIONS:
+        raise wiring.ConfigError(f'advantage.normalisation={config.advantage.normalisation!r}; there are '
+                                 f'{", ".join(advantages.NORMALISATIONS)}')
+    for section, build in (('coverage', wiring.coverage_config), ('loss', wiring.loss_config), ('rollout', wiring.band_config),
+                           ('sero', wiring.weight_config)):
+        try:
+            build(config)
+        except (TypeError, ValueError) as error:
+            raise wiring.ConfigError(f'{section}: {error}') from error
+    if config.rollout.group_size < 2:
+        raise wiring.ConfigError(f'rollout.group_size={config.rollout.group_size}: a group of one has nothing to be compared with')
+    if config.rollout.max_batches < 1:
+        raise wiring.ConfigError(f'rollout.max_batches={config.rollout.max_batches} must be at least 1')
+    devices = wiring.make_mesh(config).size
+    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % devices:
+        raise wiring.ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
+                                 f'{config.learner.minibatch} and be divisible by the {devices} devices of the mesh')
+    if config.prompt.max_action % config.loss.chunk:
+        raise wiring.ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
+    if config.rollout.temperature <= 0:
+        raise wiring.ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
+    _check_model_folder(config)
+    _check_memory(config)
+    _check_games(config)
+    if wiring.uses_oracle(config):
+        _check_oracle(config)
+
+
+def _check_oracle(config: ConfigDict) -> None:
+    s = config.sero
+    if s.coef < 0:
+        raise wiring.ConfigError(f'sero.coef={s.coef} must not be negative')
+    for name, value, known in (('restoration', s.restoration, oracle.RESTORATION),
+                               ('root_sampling', s.root_sampling, oracle.ROOT_SAMPLING)):
+        if value not in known:
+            raise wiring.ConfigError(f'sero.{name}={value!r}; there are {", ".join(known)}')
+    if config.env.name == 'alfworld':
+        if s.oracle not in alfworld.ORACLES or not s.oracle:
+            raise wiring.ConfigError(f'sero.oracle={s.oracle!r}; there are {", ".join(filter(None, alfworld.ORACLES))}')
+        return
+    env = wiring.env_factory(config, config.env.train_split, oracle=s.oracle)()
+    advice = 'give it one (covsero_jax/envs/base.py, OracleEnv), or set sero.variant=off'
+    if not hasattr(env, 'oracle_command'):
+        raise wiring.ConfigError(f'sero.variant={s.variant!r} needs an oracle, and env.name={config.env.name!r} has no '
+                                 f'oracle_command: {advice}')
+    env.reset(0)
+    try:
+        env.oracle_command()
+    except base.OracleForbidden as error:
+        raise wiring.ConfigError(f'env.name={config.env.name!r}: its oracle is forbidden though it was built with oracle=True '
+                                 f'({error}): {advice}') from error
+    if s.restoration == 'copy':
+        try:
+            env.restore(env.snapshot())
+        except (NotImplementedError, AttributeError, TypeError) as error:
+            raise wiring.ConfigError(f'env.name={config.env.name!r} cannot be copied ({error!r}): use sero.restoration=replay, '
+                                     'which any deterministic environment supports') from error
+
+
+def _check_model_folder(config: ConfigDict) -> None:
+    folder = wiring.model_folder(config)
+    if not (folder / 'config.json').is_file():
+        name = folder.name
+        raise wiring.ConfigError(
+            f'model.path: there is no model in {folder}.'
+            + (f' Download it once, for example: hf download Qwen/{name} --local-dir models/{name}'
+               if name.startswith('Qwen') else ' Give a Hugging Face Qwen2 folder with --config.model.path=FOLDER'))
+
+
+def _check_games(config: ConfigDict) -> None:
+    if config.env.name != 'alfworld':
+        for split in (config.env.train_split, *config.eval.splits):
+            env = wiring.env_factory(config, split, oracle='')()
+            if not isinstance(env, base.Env) or not env.task_names:
+                raise wiring.ConfigError(f'env.name={config.env.name!r}: what it builds for split {split!r} lacks a method or '
+                                         'attribute of covsero_jax.envs.base.Env, or has no tasks')
+        return
+    if config.env.engine not in alfworld.ENGINES:
+        raise wiring.ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
+    if config.env.observation not in alfworld.OBSERVATIONS:
+        raise wiring.ConfigError(f'env.observation={config.env.observation!r}; there are {", ".join(alfworld.OBSERVATIONS)}')
+    if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
+        raise wiring.ConfigError("env.engine='textworld' is the official engine; install it with  pip install -e '.[alfworld]'")
+    for split in (config.env.train_split, *config.eval.splits):
+        alfworld_data.find_games(wiring.data_folder(config), split)
+
+
+def _check_memory(config: ConfigDict) -> None:
+    need = config.mesh.min_memory_gib
+    if not need:
+        return
+    have = sum((device.memory_stats() or {}).get('bytes_limit', 0) for device in jax.devices()) / 2**30
+    if have < need:
+        kinds = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
+        raise wiring.ConfigError(
+            f'preset {config.preset} needs about {need} GiB of accelerator memory, this machine has {have:.0f} ({kinds}). '
+            f'The tiny preset runs anywhere; --config.mesh.min_memory_gib=0 starts regardless')

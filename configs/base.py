@@ -117,7 +117,7 @@ def _paper() -> ConfigDict:
     c.sero.match_mass = False  # scale a branch's weights to the sum that sero's have
     c.sero.bank = ''  # file of experiments.oracle_bank: replay its branches, ask no oracle
 
-    c.loss = ConfigDict()  # learner.LossConfig
+    c.loss = ConfigDict()  # objective.LossConfig
     c.loss.policy_loss = 'ppo'  # 'ppo' | 'gspo'
     c.loss.clip_low = 0.2
     c.loss.clip_high = 0.2

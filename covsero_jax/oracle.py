@@ -104,7 +104,8 @@ def collect_branches(
     the root's, then the oracle's own commands and what they led to.
 
     restoration: 'copy' (the root's snapshot) or 'replay' (reset and the root's commands). think: the target reply has an
-    empty think block. max_target: tokens of a reply, at most. Raises ValueError for 'copy' without snapshots, base.OracleForbidden for a pool without an oracle.
+    empty think block. max_target: tokens of a reply, at most. Raises ValueError for 'copy' without snapshots,
+    base.OracleForbidden for a pool without an oracle.
     """
     if restoration not in RESTORATION:
         raise ValueError(f'restoration={restoration!r}; there are {", ".join(RESTORATION)}')

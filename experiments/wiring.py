@@ -25,6 +25,7 @@ from covsero_jax import (
     evaluate,
     learner,
     model,
+    objective,
     pretrained,
     prompts,
     reachability,
@@ -194,8 +195,8 @@ def band_config(config: ConfigDict) -> sampler.Bands | None:
     return sampler.Bands(mix=r.band_mix, head=r.band_head, floor=r.band_floor) if r.band_mix else None
 
 
-def loss_config(config: ConfigDict) -> learner.LossConfig:
-    return learner.LossConfig(**config.loss, temperature=config.rollout.temperature, oracle_coef=config.sero.coef,
+def loss_config(config: ConfigDict) -> objective.LossConfig:
+    return objective.LossConfig(**config.loss, temperature=config.rollout.temperature, oracle_coef=config.sero.coef,
                               oracle_nll=config.sero.nll)
 
 

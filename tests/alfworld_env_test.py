@@ -304,6 +304,15 @@ def test_snapshot_keeps_the_step_count(folder):
     assert env.step('look').done
 
 
+@pytest.mark.parametrize('steps', [3, 3000])
+def test_what_the_explorer_watched_survives_pickle_however_long(folder, steps):
+    env, other = (make_env(folder, oracle='explorer', max_steps=9999) for _ in range(2))
+    env.reset(0)
+    play(env, (*SOLUTION[:2], *['look'] * steps))
+    assert other.restore(pickle.loads(pickle.dumps(env.snapshot()))) == env.restore(env.snapshot())
+    assert other.oracle_command() == env.oracle_command() == SOLUTION[2]  # it remembers what was in the drawer
+
+
 def test_snapshot_of_other_games_is_refused(folder, tmp_path):
     write_game(tmp_path / 'other', 'pick_and_place_simple-Mug-None-Desk-301/trial_1')
     env, other = make_env(folder), make_env(tmp_path / 'other')

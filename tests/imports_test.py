@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'covsero_jax'
 LAYERS = (
     {'trajectory', 'envs'},
     {'prompts', 'losses', 'reachability', 'model', 'batch', 'groups', 'worker_process'},
-    {'advantages', 'workers', 'pretrained', 'sharding'},
+    {'advantages', 'objective', 'workers', 'pretrained', 'sharding'},
     {'coverage_controls'},
     {'coverage', 'learner', 'sampler', 'checkpoint', 'metrics'},
     {'rollout', 'evaluate', 'oracle', 'bank'},

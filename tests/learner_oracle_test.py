@@ -10,10 +10,21 @@ import numpy as np
 import optax
 import pytest
 from learner_test import (
-    ACTION, CONFIG, LOSS, OPTIMIZER, PROMPT, assert_same_update, first_state, joined, make_batch, make_params, program, put,
+    ACTION,
+    CONFIG,
+    LOSS,
+    OPTIMIZER,
+    PROMPT,
+    assert_same_update,
+    first_state,
+    joined,
+    make_batch,
+    make_params,
+    program,
+    put,
 )
 
-from covsero_jax import batch, learner, losses, sharding
+from covsero_jax import batch, learner, losses, objective, sharding
 from covsero_jax.trajectory import OracleStep
 
 SERO = dataclasses.replace(LOSS, oracle_coef=0.5)
@@ -79,7 +90,7 @@ def test_update_matches_the_formula(nll):
         total = 0.0
         for step, weight in zip(steps, weight_B, strict=True):
             tokens = batch.build_tokens([step.prompt_tokens], [step.reply_tokens], num_rows=1, prompt_len=PROMPT, action_len=ACTION)
-            logprob_BA, _ = learner.token_logprobs(params, tokens, config=CONFIG, temperature=1.0, chunk=ACTION)
+            logprob_BA, _ = objective.token_logprobs(params, tokens, config=CONFIG, temperature=1.0, chunk=ACTION)
             command = -logprob_BA[0][np.flatnonzero(step.command_mask)]
             total += weight * (command.mean() if nll == 'token_mean' else command.sum())
         return SCALE * total
@@ -87,7 +98,7 @@ def test_update_matches_the_formula(nll):
     def policy(params):
         rows = joined(make_batch())
         count = np.array([rows.tokens.action_mask_BA.sum()] * 2, np.float32)
-        return learner._objective(params, rows, count, config=CONFIG, loss=LOSS)[0]
+        return objective.policy_objective(params, rows, count, config=CONFIG, loss=LOSS)[0]
 
     grads = jax.grad(lambda p: policy(p) + 0.5 * oracle(p))(params)
     tx = learner.make_optimizer(OPTIMIZER)

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from covsero_jax import batch, learner, model, sharding
+from covsero_jax import batch, learner, model, objective, sharding
 
 CONFIG = model.QwenConfig(
     vocab_size=40, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, rope_theta=1e4
 )
-LOSS = learner.LossConfig(kl_coef=0.1, entropy_coef=0.01, chunk=2)
+LOSS = objective.LossConfig(kl_coef=0.1, entropy_coef=0.01, chunk=2)
 GSPO = dataclasses.replace(LOSS, policy_loss='gspo', aggregation='sequence', clip_low=0.1, clip_high=0.1)
 # Adam divides by |g|: with its usual eps, rounding noise in a zero gradient is a step of full size. 1e-3 compares gradients.
 OPTIMIZER = learner.OptimizerConfig(learning_rate=1e-2, eps=1e-3)
@@ -66,7 +66,7 @@ def finish_micro(micro, advantage_N, noise_N):
 
 @jax.jit
 def logprobs(tokens):
-    return learner.token_logprobs(make_params(), tokens, config=CONFIG, temperature=1.0, chunk=ACTION)[0]
+    return objective.token_logprobs(make_params(), tokens, config=CONFIG, temperature=1.0, chunk=ACTION)[0]
 
 
 def put(mesh, minibatch):
@@ -240,11 +240,11 @@ def test_gspo_step_has_one_ratio_per_reply():
 
 def test_unknown_losses_are_refused():
     with pytest.raises(ValueError, match=r"policy_loss='gsp' is not one of \('ppo', 'gspo'\)"):
-        learner.LossConfig(policy_loss='gsp')
+        objective.LossConfig(policy_loss='gsp')
     with pytest.raises(ValueError, match="policy_loss='gspo' averages over replies"):
-        learner.LossConfig(policy_loss='gspo')
+        objective.LossConfig(policy_loss='gspo')
     with pytest.raises(ValueError, match="aggregation='row' is not one of"):
-        learner.LossConfig(aggregation='row')
+        objective.LossConfig(aggregation='row')
 
 
 def test_zero_advantage_rows_in_the_denominator():
@@ -361,13 +361,13 @@ def test_chunked_logprobs_equal_plain_with_gradient():
     expected = mean_of(functools.partial(plain_logprobs, temperature=temperature))
     for chunk in (2, 16):
         kwargs = {'config': CONFIG, 'temperature': temperature, 'chunk': chunk}
-        found = mean_of(functools.partial(learner.token_logprobs, **kwargs))
+        found = mean_of(functools.partial(objective.token_logprobs, **kwargs))
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), found, expected)
 
 
 def test_chunk_must_divide_the_action_bucket():
     with pytest.raises(ValueError, match='chunk=3 does not divide the action bucket 4'):
-        learner.token_logprobs(make_params(), make_batch()[0].tokens, config=CONFIG, temperature=1.0, chunk=3)
+        objective.token_logprobs(make_params(), make_batch()[0].tokens, config=CONFIG, temperature=1.0, chunk=3)
 
 
 def largest_vocabulary_buffer(loss, config, micro):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from table_examples import trajectory
 
-from covsero_jax import batch, learner, losses, model, sharding
+from covsero_jax import batch, learner, losses, model, objective, sharding
 
 # ---- a tabular softmax policy: one logit per (observation, next observation) ------------------------------------------
 
@@ -59,7 +59,7 @@ def score_functions(logits, decision_2N):
 QWEN = model.QwenConfig(
     vocab_size=16, embed_dim=8, mlp_dim=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, rope_theta=1e4
 )
-POLICY_TERM_ONLY = learner.LossConfig(kl_coef=0.0, entropy_coef=0.0, chunk=3)
+POLICY_TERM_ONLY = objective.LossConfig(kl_coef=0.0, entropy_coef=0.0, chunk=3)
 QWEN_ROWS = 16
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs import alfworld_sero
-from covsero_jax import learner, metrics, trajectory
+from covsero_jax import batch, learner, metrics, objective, trajectory
 from experiments import sero, train, wiring
 
 
@@ -67,10 +67,9 @@ def test_compatibility_is_that_of_the_policy_that_rolled_out(parts, guidance):
     """Scored again, row by row, by the learner's own function at the rollout temperature."""
     branch = next(b for b in guidance.branches if len(b.steps) > 1 and not b.invalid)
     r = guidance.branches.index(branch)
-    from covsero_jax import batch
     for t, step in enumerate(branch.steps):
         tokens = batch.build_tokens([step.prompt_tokens], [step.reply_tokens], num_rows=1, prompt_len=448, action_len=16)
-        logprob_BA, _ = learner.token_logprobs(parts.policy.params, tokens, config=parts.policy.config,
+        logprob_BA, _ = objective.token_logprobs(parts.policy.params, tokens, config=parts.policy.config,
                                                temperature=parts.config.rollout.temperature, chunk=16)
         mean = np.asarray(logprob_BA)[0, : len(step.command_mask)][step.command_mask].mean()
         assert guidance.weighed.log_compat_RT[r, t] == pytest.approx(mean, abs=2e-5)

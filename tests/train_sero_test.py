@@ -8,7 +8,17 @@ import time
 
 import numpy as np
 import pytest
-from train_test import ROOT, assert_same_run, command, comparable, environment, final_state, train, trajectories, wait_for_update
+from train_test import (
+    ROOT,
+    assert_same_run,
+    command,
+    comparable,
+    environment,
+    final_state,
+    train,
+    trajectories,
+    wait_for_update,
+)
 
 from covsero_jax import metrics
 

@@ -12,7 +12,13 @@ import pathlib
 from typing import NamedTuple, Protocol
 
 from covsero_jax.envs import (
-    alfworld_data, alfworld_engine, alfworld_explorer, alfworld_oracle, alfworld_summary, alfworld_textworld, base,
+    alfworld_data,
+    alfworld_engine,
+    alfworld_explorer,
+    alfworld_oracle,
+    alfworld_summary,
+    alfworld_textworld,
+    base,
 )
 
 ORACLES = ('', 'planner', 'explorer')
@@ -75,7 +81,7 @@ class NativeEngine:
 
 
 class Watched(NamedTuple):
-    """What has happened in an episode so far, newest first. A snapshot shares it, so keeping one at every step is cheap."""
+    """What has happened in an episode so far, newest first. Snapshots share it: O(1) at every step."""
 
     before: Watched | None
     command: str | None  # None at the reset
@@ -121,14 +127,14 @@ class AlfworldEnv:
     max_steps commands were executed (the official limit is 50; illegal commands count). Hidden facts never leave it.
     observation: 'raw'; 'enriched', the text and `alfworld_summary` of the episode, both shown to the policy and, with
     the legal commands, compared by step-level estimators (GraphGPO's recipe); 'enriched_state', only compared.
-    oracle: '' (none), 'planner' (a shortest plan, from the hidden state) or 'explorer' (`alfworld_explorer`, which knows
+    oracle: '' (none), 'planner' (a shortest plan, from the hidden state) or 'explorer' (`alfworld_explorer`: it knows
     what the episode has shown, whoever played it, and searches in an order that the game's name decides).
     """
 
     def __init__(self, games: alfworld_data.GameSet, *, engine: str = 'native', max_steps: int = 50,
                  oracle: str = '', success_reward: float = 10.0, observation: str = 'raw'):
         if oracle not in ORACLES:
-            raise ValueError(f'unknown oracle {oracle!r}; there are {", ".join(filter(None, ORACLES))}, and \'\' for none')
+            raise ValueError(f'unknown oracle {oracle!r}; there are {", ".join(filter(None, ORACLES))}, "" for none')
         if engine not in ENGINES:
             raise ValueError(f'unknown engine {engine!r}; there are {", ".join(ENGINES)}')
         if observation not in OBSERVATIONS:
@@ -169,14 +175,14 @@ class AlfworldEnv:
                         self._engine.save(), self._watched)
 
     def restore(self, snapshot: Snapshot) -> base.Observation:
-        """Raises ValueError for a snapshot of other games, of the other engine, or without what the explorer must know."""
+        """Raises ValueError for a snapshot of other games, of another engine, or of what the explorer did not watch."""
         names = self.task_names[snapshot.task_id : snapshot.task_id + 1]
         if names != (snapshot.name,) or snapshot.engine != self._engine_name:
             raise ValueError(f'a snapshot of game {snapshot.name} (task {snapshot.task_id}, engine {snapshot.engine}) '
                              'belongs to another environment')
         if self._oracle == 'explorer' and snapshot.watched is None:
-            raise ValueError("oracle='explorer' must have watched the episode: take the snapshot in an environment with it, "
-                             'or restore by replay')
+            raise ValueError("oracle='explorer' must have watched the episode: take the snapshot in an environment "
+                             'with it, or restore by replay')
         self._engine.load(snapshot.task_id, snapshot.saved)
         self._task_id, self._num_steps, self._observation = snapshot.task_id, snapshot.num_steps, snapshot.observation
         self._summary, self._watched, self._explorer = snapshot.summary, snapshot.watched, None

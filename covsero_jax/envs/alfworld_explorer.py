@@ -75,7 +75,7 @@ class Explorer:
             self._contents.setdefault(place, []).append(obj)
             self._held = None
             if self._class(obj) == self.target and self._class(place) == self.place and self._ready(obj):
-                # Somebody else may have brought another one elsewhere: the two-object goal wants both at one receptacle.
+                # Two objects must be at one receptacle: what somebody brought to another one does not count.
                 self._placed = {obj} if place != self._destination else self._placed | {obj}
                 self._destination = place
         elif verb in TREATMENTS and verb == self.kind:

@@ -52,7 +52,7 @@ class Env(Protocol):
 
 
 class OracleEnv(Env, Protocol):
-    """An environment built with `oracle=True`. Evaluation environments are built without and raise here."""
+    """An environment that was built with an oracle. Those of evaluation are built without one, and raise here."""
 
     def oracle_command(self) -> str | None:
         """The next command of a plan that solves the task from the present state; None when it is lost."""

@@ -151,33 +151,24 @@ def make_train_step(
         params = jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0)).params
         return Sums(jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in objective.METRICS})
 
-    def accumulate(params: PyTree, sums: Sums, micro: PolicyBatch, counts: Array) -> Sums:
-        micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
+    def adding(term: Callable[..., tuple[Array, Metrics]]) -> Callable:
+        """Compiled (params, Sums, micro-batch, its divisor or factor) -> Sums with the gradient of `term` added."""
 
-        def share(params: PyTree) -> tuple[Array, Metrics]:
-            params = sharding.gather_embeddings(mesh, params)
-            return objective.policy_objective(params, micro, counts, config=config, loss=loss)
+        def accumulate(params: PyTree, sums: Sums, micro: PyTree, factor: Array) -> Sums:
+            micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
 
-        grads, metrics = jax.grad(share, has_aux=True)(params)
-        return add(sums, grads, metrics)
+            def share(params: PyTree) -> tuple[Array, Metrics]:
+                return term(sharding.gather_embeddings(mesh, params), micro, factor, config=config, loss=loss)
 
-    def accumulate_oracle(params: PyTree, sums: Sums, micro: OracleBatch, scale: Array) -> Sums:
-        micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
+            grads, metrics = jax.grad(share, has_aux=True)(params)
+            grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+            added = {
+                name: jnp.maximum(sums.metrics[name], value) if name.endswith('_max') else sums.metrics[name] + value
+                for name, value in metrics.items()
+            }
+            return Sums(jax.tree.map(jnp.add, sums.grads, grads), sums.metrics | added)
 
-        def share(params: PyTree) -> tuple[Array, Metrics]:
-            params = sharding.gather_embeddings(mesh, params)
-            return objective.oracle_objective(params, micro, scale, config=config, loss=loss)
-
-        grads, metrics = jax.grad(share, has_aux=True)(params)
-        return add(sums, grads, metrics)
-
-    def add(sums: Sums, grads: PyTree, metrics: Metrics) -> Sums:
-        grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
-        added = {
-            name: jnp.maximum(sums.metrics[name], value) if name.endswith('_max') else sums.metrics[name] + value
-            for name, value in metrics.items()
-        }
-        return Sums(jax.tree.map(jnp.add, sums.grads, grads), sums.metrics | added)
+        return jax.jit(accumulate, donate_argnums=1, out_shardings=sums_shardings)
 
     def apply(state: TrainState, sums: Sums) -> tuple[TrainState, Metrics]:
         grads = sums.grads
@@ -192,8 +183,8 @@ def make_train_step(
     return TrainStep(
         loss=loss,
         start=jax.jit(start, out_shardings=sums_shardings),
-        accumulate=jax.jit(accumulate, donate_argnums=1, out_shardings=sums_shardings),
-        accumulate_oracle=jax.jit(accumulate_oracle, donate_argnums=1, out_shardings=sums_shardings),
+        accumulate=adding(objective.policy_objective),
+        accumulate_oracle=adding(objective.oracle_objective),
         apply=jax.jit(apply, donate_argnums=0, out_shardings=(state_shardings, replicated)),
     )
 

@@ -182,15 +182,16 @@ class WorkerPool:
         try:
             for worker, batch in batches.items():
                 worker.send(batch)
-            deadline = time.monotonic() + (timeout_s or self._timeout_s)
+            timeout_s = timeout_s or self._timeout_s
+            deadline = time.monotonic() + timeout_s
             for worker, batch in batches.items():
                 try:
                     answers |= _by_slot(batch, worker.receive(deadline))
                 except worker_process.Failure as failure:
                     failures.append((worker, batch, failure))
             for worker, batch, failure in failures:
-                is_attempt = batch[0][1] == 'attempt'
-                answers |= (self._recover_attempts if is_attempt else self._recover)(worker, batch, failure)
+                recover = self._recover_attempts if batch[0][1] == 'attempt' else self._recover
+                answers |= recover(worker, batch, failure, timeout_s)
         except BaseException:
             # After Ctrl-C nobody knows who has executed what. Killed, these workers are brought back to the recorded
             # point by the next call, which would otherwise read stale answers.
@@ -200,7 +201,7 @@ class WorkerPool:
         return answers
 
     def _recover(
-        self, worker: Worker, batch: list[worker_process.Request], failure: worker_process.Failure
+        self, worker: Worker, batch: list[worker_process.Request], failure: worker_process.Failure, timeout_s: float
     ) -> dict[int, object]:
         """Restart `worker`, replay its unfinished episodes and make the interrupted call again."""
         for restart in range(1, self._max_restarts + 1):
@@ -210,7 +211,7 @@ class WorkerPool:
             )  # fmt: skip
             try:
                 self._restart(worker)
-                return _ask(worker, batch, self._timeout_s)
+                return _ask(worker, batch, timeout_s)
             except worker_process.Failure as error:
                 failure = error
         raise WorkerError(
@@ -219,7 +220,7 @@ class WorkerPool:
         )
 
     def _recover_attempts(
-        self, worker: Worker, batch: list[worker_process.Request], failure: worker_process.Failure
+        self, worker: Worker, batch: list[worker_process.Request], failure: worker_process.Failure, timeout_s: float
     ) -> dict[int, object]:
         """Make every attempt again, alone: the one that hangs or kills the worker gets a Refusal, the others an answer."""
         logger.warning('%s; restart. Cause: %s', self._describe(worker, batch, failure), failure.args[0])
@@ -228,7 +229,7 @@ class WorkerPool:
             try:
                 if is_broken:
                     self._restart(worker)
-                answers |= _ask(worker, [request], self._timeout_s)
+                answers |= _ask(worker, [request], timeout_s)
                 is_broken = False
             except worker_process.Failure as error:
                 answers[request[0]], is_broken = base.Refusal(error.args[0]), True

@@ -12,9 +12,12 @@ setup(
     install_requires=[
         'jax>=0.6', 'flax>=0.10', 'optax>=0.2.4', 'orbax-checkpoint>=0.11', 'transformers>=4.50',
         'ml-collections', 'absl-py', 'chex', 'numpy', 'tqdm', 'safetensors', 'tensorboardX', 'matplotlib', 'jinja2',
+        'PyStemmer', 'rapidfuzz',
     ],
     extras_require={
         'test': ['pytest', 'pytest-xdist', 'hypothesis'],
+        # Exact title nouns of real WebShop products, only for importing them: also  python -m spacy download en_core_web_sm
+        'webshop': ['spacy>=3.8'],
         # The official engine. It compiles a planner and an interpreter: minutes, and a C++ compiler.
         'alfworld': ['alfworld==0.4.2', 'textworld[pddl]==1.7.0'],
     },

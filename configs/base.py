@@ -6,22 +6,34 @@ Presets (`--config=configs/<experiment>.py:<preset>`):
   1.5b   Qwen2.5-1.5B-Instruct at the papers' scale
   7b     Qwen2.5-7B-Instruct at the papers' scale
 The papers' values are those of verl-agent's run scripts, which GiGPO, HGPO, GraphGPO, CovGPO and SERO share.
+Environments: get_config(preset, 'alfworld' | 'webshop' | 'sokoban').
 """
 
 from ml_collections import ConfigDict
 
 PRESETS = ('tiny', 'smoke', '1.5b', '7b')
+ENVIRONMENTS = ('alfworld', 'webshop', 'sokoban')
 
 
-def get_config(preset: str = 'tiny') -> ConfigDict:
-    """All fields at the values of `preset`. Raises ValueError for one that does not exist."""
+def get_config(preset: str = 'tiny', environment: str = 'alfworld') -> ConfigDict:
+    """All fields at the values of `preset` for `environment`. Raises ValueError for one that does not exist."""
     preset = preset or 'tiny'
     if preset not in PRESETS:
         raise ValueError(f'preset {preset!r} does not exist; there are {", ".join(PRESETS)}')
+    if environment not in ENVIRONMENTS:
+        raise ValueError(f'environment {environment!r} does not exist; there are {", ".join(ENVIRONMENTS)}')
     config = _paper()
     config.preset = preset
+    if environment == 'webshop':
+        _webshop(config)
+    if environment == 'sokoban':
+        _sokoban(config)
     if preset in ('tiny', 'smoke'):
         _tiny(config)
+        if environment == 'webshop':
+            _tiny_webshop(config)
+        if environment == 'sokoban':
+            _tiny_sokoban(config)
     if preset == 'smoke':
         _smoke(config)
     if preset == '7b':
@@ -39,10 +51,11 @@ def _paper() -> ConfigDict:
     c.updates = 150  # rollout + learning rounds ("epochs" in the papers)
 
     c.env = ConfigDict()
-    c.env.name = 'alfworld'  # or 'module:factory', your own: factory(split=, max_steps=, oracle=) -> envs.base.Env
+    c.env.name = 'alfworld'  # 'webshop' | 'sokoban' | 'module:factory', your own: factory(split=, max_steps=, oracle=) -> envs.base.Env
     c.env.engine = 'native'  # 'native' (ours) | 'textworld' (official; pip install -e ".[alfworld]")
     c.env.observation = 'raw'  # 'enriched': with a summary of the episode, as GraphGPO's recipe; 'enriched_state': only compared
-    c.env.data = 'ALFWORLD_DATA'  # 'generated' | 'ALFWORLD_DATA' (the variable) | a folder with json_2.1.1/
+    #   WebShop: 'text' | 'text_rich' (marks buttons and what was clicked, GraphGPO's recipe) | 'rich_state': only compared
+    c.env.data = 'ALFWORLD_DATA'  # 'generated' | 'ALFWORLD_DATA', 'WEBSHOP_DATA' (the variables) | a folder, of Sokoban also a file
     c.env.difficulty = 'real'  # of generated games: tiny | small | medium | real
     c.env.games_seed = 0  # of generated games; not the run's seed, so that seeds are compared on the same games
     c.env.num_train = 1000  # generated games per split
@@ -52,6 +65,18 @@ def _paper() -> ConfigDict:
     c.env.success_reward = 10.0
     c.env.num_workers = 16  # processes; 0 = inside this process
     c.env.timeout_s = 60.0  # a worker that takes longer for one step is restarted
+    c.env.webshop = ConfigDict()  # arguments of envs.webshop.env.make_env, whose docstring explains each
+    c.env.webshop.num_products = 1000  # of the generated catalogue
+    c.env.webshop.catalogue_seed = 0
+    c.env.webshop.goals = 'synthetic'  # 'synthetic' (one per combination of options; the papers') | 'human'
+    c.env.webshop.split_by = 'product'  # 'product' (no product is in two splits) | 'index233' | 'verl_agent' (leaks)
+    c.env.webshop.option_match = 'webshop'  # 'webshop' (with its fault) | 'by_value'
+    c.env.webshop.drop_unattainable = False  # leave out goals that this fault makes impossible
+    c.env.webshop.show_attributes = False  # a button for the list of attributes
+    c.env.sokoban = ConfigDict()  # arguments of envs.sokoban.make_env
+    c.env.sokoban.height, c.env.sokoban.width, c.env.sokoban.boxes = 6, 6, 1
+    c.env.sokoban.min_moves, c.env.sokoban.max_moves = 4, 12  # of the shortest solution
+    c.env.sokoban.reward = 'native'  # 'native' (-0.1 a step, +-1 a box, +10 solved) | 'success' (CovGPO's gate needs zeros)
 
     c.model = ConfigDict()
     c.model.path = 'models/Qwen2.5-1.5B-Instruct'  # Hugging Face folder; '' = the packaged tiny policy
@@ -109,6 +134,7 @@ def _paper() -> ConfigDict:
     c.sero.coef = 0.1  # lambda_O
     c.sero.oracle = 'planner'  # of ALFWorld: 'planner' (shortest plan) | 'explorer' (knows only what the episode showed)
     c.sero.restoration = 'copy'  # of the root: 'copy' (snapshot) | 'replay' (reset and the same commands)
+    c.sero.roots = 'in_time'  # where the oracle's steps are known (WebShop): 'in_time' only points with so many left | 'all'
     c.sero.root_sampling = 'uniform'  # 'prioritised': more roots for task types that were rare among recent ones
     c.sero.think = True  # targets have an empty think block before the command
     c.sero.nll = 'token_mean'  # 'token_mean' | 'token_sum', of a command
@@ -148,6 +174,7 @@ def _paper() -> ConfigDict:
     c.eval.splits = ('valid_seen', 'valid_unseen')  # the first one chooses the best checkpoint
     c.eval.temperature = 0.4
     c.eval.plan_bounds = (4, 6)  # expert plans up to the first are short, up to the second medium, others long
+    c.eval.max_tasks = 0  # an evenly spaced subset of each split; 0 = all of it
     c.eval.num_envs = 128
 
     c.checkpoint = ConfigDict()
@@ -158,6 +185,30 @@ def _paper() -> ConfigDict:
     c.debug.check_invariants = False  # check the exact-zero gate in every update (chexify; slower)
     c.debug.compilation_cache = True  # keep compiled programs under the cache folder for the next start
     return c
+
+
+def _webshop(c: ConfigDict) -> None:
+    """WebShop with Qwen2.5-1.5B-Instruct, as published (HGPO alone plays 30 steps)."""
+    c.env.name, c.env.data, c.env.observation = 'webshop', 'WEBSHOP_DATA', 'text'
+    c.env.max_steps = 15
+    c.eval.splits = ('valid', 'test')
+    c.prompt.buckets = (512, 1024, 2048, 3072, 4096)
+    c.learner.minibatch, c.learner.micro_batch = 64, 16
+    c.advantage.normalisation = 'mean'
+    c.advantage.goal_discount = 0.2
+
+
+def _sokoban(c: ConfigDict) -> None:
+    """Sokoban: verl-agent's scale (published with a vision model; here the text grid)."""
+    c.env.name, c.env.data, c.env.observation = 'sokoban', 'generated', 'grid'
+    c.env.max_steps = 15
+    c.env.num_train, c.env.num_valid = 10_000, 256
+    c.eval.splits = ('valid', 'test')
+    c.prompt.buckets = (256, 512, 1024)
+    c.rollout.num_groups = 32
+    c.learner.minibatch, c.learner.micro_batch = 64, 32
+    c.advantage.normalisation = 'mean'
+    c.advantage.goal_discount = 0.8
 
 
 def _tiny(c: ConfigDict) -> None:
@@ -189,9 +240,27 @@ def _tiny(c: ConfigDict) -> None:
     c.checkpoint.every = 1
 
 
+def _tiny_webshop(c: ConfigDict) -> None:
+    c.env.max_steps = 15
+    c.prompt.history = 4  # commands alone are shown: pages do not tell which options are chosen
+    c.prompt.max_action = 32  # a search
+    c.eval.max_tasks = 120
+
+
+def _tiny_sokoban(c: ConfigDict) -> None:
+    c.env.max_steps = 15
+    c.env.sokoban.reward = 'success'  # all variants alike
+    c.advantage.normalisation = 'mean_std'
+    c.rollout.num_groups, c.rollout.temperature = 16, 1.0
+    c.env.num_train, c.env.num_valid = 2000, 240
+    c.prompt.history = 0  # the grid is the whole state
+    c.prompt.buckets = (72, 128)
+
+
 def _smoke(c: ConfigDict) -> None:
     c.updates = 2
     c.env.num_train, c.env.num_valid = 24, 12
+    c.eval.max_tasks = 12
     c.env.max_steps = 6
     c.env.num_workers = 1
     c.rollout.num_groups, c.rollout.group_size = 2, 4

@@ -27,6 +27,7 @@ class EvalResult:
     mean_steps: float  # per episode, failures included
     parsed_rate: float  # share of replies in the required format
     admissible_rate: float  # share of commands that were legal
+    scores: tuple[float, ...] = ()  # per game, the environment's grade in [0, 1]; () where it gives none
     strata: tuple[str, ...] = ()  # per game, a second partition beside the task types, e.g. by plan length; () = none
 
     @property
@@ -36,6 +37,11 @@ class EvalResult:
     @property
     def success_rate(self) -> float:
         return sum(self.success) / len(self.success)
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean grade, None where the environment gives none. Strict success is another thing: see `success_rate`."""
+        return sum(self.scores) / len(self.scores) if self.scores else None
 
     @property
     def per_type(self) -> dict[str, tuple[int, int]]:
@@ -57,6 +63,7 @@ class EvalResult:
             'num_games': self.num_games,
             'manifest_hash': self.manifest_hash,
             'success_rate': self.success_rate,
+            'mean_score': self.mean_score,
             'mean_steps': self.mean_steps,
             'parsed_rate': self.parsed_rate,
             'admissible_rate': self.admissible_rate,
@@ -122,6 +129,7 @@ def evaluate(
     )
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     steps = [step for trajectory in trajectories for step in trajectory.steps]
+    scores = tuple(trajectory.score for trajectory in trajectories if trajectory.score is not None)
     return EvalResult(
         task_names=tuple(names[i] for i in played),
         task_types=tuple(types[i] for i in played),
@@ -129,5 +137,6 @@ def evaluate(
         mean_steps=len(steps) / len(trajectories),
         parsed_rate=float(np.mean([step.parsed for step in steps])),
         admissible_rate=float(np.mean([step.admissible_command for step in steps])),
+        scores=scores if len(scores) == len(trajectories) else (),
         strata=tuple(strata[i] for i in played) if strata else (),
     )

@@ -115,6 +115,8 @@ def rollout_metrics(groups: Sequence[Group], task_types: Sequence[str]) -> dict[
         'coverage/failed': _mean(c for c, t in zip(coverage, trajectories, strict=True) if not t.success),
         'coverage/successful': _mean(c for c, t in zip(coverage, trajectories, strict=True) if t.success),
     }
+    if all(t.score is not None for t in trajectories):
+        out['rollout/score'] = np.mean([t.score for t in trajectories])
     by_type: dict[str, list[bool]] = collections.defaultdict(list)
     for group, failed in zip(groups, all_failed, strict=True):
         by_type[task_types[group.task_id]].append(failed)
@@ -149,7 +151,7 @@ def write_trajectories(path: pathlib.Path, groups: Sequence[Group], task_names: 
                 n += 1
             lines.append(json.dumps({
                 'group': g, 'member': k, 'task': task_names[group.task_id], 'success': trajectory.success,
-                'stop_reason': trajectory.stop_reason, 'steps': steps,
+                'stop_reason': trajectory.stop_reason, 'score': trajectory.score, 'steps': steps,
                 'last_observation': trajectory.steps[-1].next_observation}))
     replace_file(path, '\n'.join(lines) + '\n')
 

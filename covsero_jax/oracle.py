@@ -39,12 +39,16 @@ def sample_roots(
     sampling: str = 'uniform',
     task_types: Sequence[str] = (),
     recent: Sequence[str] = (),
+    needed: Sequence[int] = (),
 ) -> list[Root]:
     """One root for each group with a failure: a failed trajectory, then one of its decision points, both uniform.
 
     uniform: SERO, 4.2 and D.1. prioritised (named there as future work, G): as many roots, but their groups are drawn
     with replacement, with probability proportional to 1 / (1 + n), n = how often the group's task type is in `recent`;
     so rare failures get more roots. task_types: one per task.
+
+    needed: steps within which the oracle solves each task from anywhere (`OracleEnv`); only decision points with so many
+    left are drawn, so that no branch comes too late. () = all are.
     """
     if sampling not in ROOT_SAMPLING:
         raise ValueError(f'root_sampling={sampling!r}; there are {", ".join(ROOT_SAMPLING)}')
@@ -63,7 +67,10 @@ def sample_roots(
     roots = []
     for g, members in (failed[i] for i in chosen):
         member = members[rng.integers(len(members))]
-        step = int(rng.integers(len(groups[g].trajectories[member].steps)))
+        points = len(groups[g].trajectories[member].steps)
+        if needed:
+            points = min(points, max(1, max_steps - needed[groups[g].task_id] + 1))
+        step = int(rng.integers(points))
         roots.append(make_root(groups, g, member, step, max_steps=max_steps))
     return roots
 
@@ -202,7 +209,7 @@ def _objection(branch: _Branch, command: str | None | base.Refusal) -> tuple[str
         return 'oracle failed', command.cause
     if command is None:
         return 'no plan', ''
-    if command not in branch.observation.admissible:
+    if not base.admits(branch.observation.admissible, command):
         return 'inadmissible', repr(command)
     if len(branch.steps) == branch.root.steps_left:
         return 'budget', f'not solved within the remaining {branch.root.steps_left} steps'

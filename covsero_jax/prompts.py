@@ -2,8 +2,7 @@
 
 The protocol of the papers (verl-agent; base of GiGPO, HGPO, GraphGPO): every step is a fresh single-turn chat prompt of
 fixed blocks: task, the last `history` observation/action pairs, the present observation, the admissible commands, and
-how to reply, namely `<think>...</think><action>...</action>`. Two wordings of the same blocks exist: `full` for
-instruction-tuned models, `compact` for the tiny policy, whose context is short.
+how to reply, namely `<think>...</think><action>...</action>`. What the blocks say is `wordings`' business.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Protocol
 
 import numpy as np
 
-from covsero_jax.envs.base import Observation
+from covsero_jax import wordings
+from covsero_jax.envs.base import Observation, admits
 
 _TAGS = re.compile(r'<(/?)(think|action)>')
 _CJK = re.compile('[\u4e00-\u9fff]')
-_FALLBACK_CHARACTERS = 30  # what is sent to the environment when a reply has no usable action tags
+FALLBACK = 30  # characters of a reply without usable action tags that are sent, as published for ALFWorld
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,12 @@ class PromptBuilder(Protocol):
         """Reply tokens int32 [a] with `command`, and which of them are the command: bool [a], one run of True."""
 
 
-def parse_reply(text: str, admissible: Sequence[str], truncated: bool = False) -> ParsedAction:
+def parse_reply(text: str, admissible: Sequence[str], truncated: bool = False, *, fallback: int = FALLBACK) -> ParsedAction:
     """The command is the content of the last complete `<action>` pair that stands outside the think block.
 
     parsed: such a pair exists, a complete `<think>` block precedes it, no CJK character occurs (as published), and the
-    reply was not cut by the length limit. Otherwise the last 30 characters are sent, as published: the environment
-    answers that nothing happens. Commands are lower-cased and stripped.
+    reply was not cut by the length limit. Without such a pair the last `fallback` characters are sent, as published: the
+    environment answers that nothing happens. Commands are lower-cased and stripped.
     """
     command, thought, opened = None, False, {}
     for tag in _TAGS.finditer(text):
@@ -65,48 +65,24 @@ def parse_reply(text: str, admissible: Sequence[str], truncated: bool = False) -
             elif thought:
                 command = text[start:tag.start()]
     parsed = command is not None and not truncated and not _CJK.search(text)
-    command = (text[-_FALLBACK_CHARACTERS:] if command is None else command).strip().lower()
-    return ParsedAction(command, parsed, command in admissible, truncated)
-
-
-def full_wording(task: str, history: Sequence[tuple[int, str, str]], observation: str, commands: Sequence[str],
-                 step: int) -> str:
-    """Sentences for an instruction-tuned model. `history` holds (step number from 1, observation, command)."""
-    listed = '\n'.join(f"'{command}'," for command in commands)
-    reply = ('It is your turn to act. Reason step by step about the situation first, inside <think> </think> tags. '
-             'Then choose one of the admissible actions and give it inside <action> </action> tags.')
-    if not history:
-        return (f'You are an expert agent in a text-based household environment.\nYour current observation is: '
-                f'{observation}\nThe admissible actions in this situation are: [\n{listed}\n].\n\n{reply}')
-    past = '\n'.join(f"[Observation {i}: '{seen}', Action {i}: '{done}']" for i, seen, done in history)
-    return (f'You are an expert agent in a text-based household environment. Your task is to: {task}\n'
-            f'You have taken {step} step(s) so far. The most recent {len(history)} observations and the actions that '
-            f'you took:\n{past}\nYou are now at step {step + 1} and your current observation is: {observation}\n'
-            f'The admissible actions in this situation are: [\n{listed}\n].\n\n{reply}')
-
-
-def compact_wording(task: str, history: Sequence[tuple[int, str, str]], observation: str, commands: Sequence[str],
-                    step: int) -> str:
-    """The same blocks in few tokens, for the tiny policy."""
-    past = ''.join(f'{seen}\n> {done}\n' for _, seen, done in history)
-    return f'{task}\n{past}{observation}\n' + '\n'.join(commands)
-
-
-WORDINGS = {'full': full_wording, 'compact': compact_wording}
+    command = (text[-fallback:] if command is None else command).strip().lower()
+    return ParsedAction(command, parsed, admits(admissible, command), truncated)
 
 
 class ChatPrompts:
     """PromptBuilder over a Hugging Face tokenizer with a chat template.
 
-    wording: 'full' | 'compact'. history: pairs shown (2 in the papers). max_prompt: tokens; a prompt that would be
-    longer first loses its oldest pairs, then the middle of its text; it never raises in mid-run, and `num_cut` counts.
-    hidden: commands that are not listed ('help', as published), though still legal.
+    wording: 'full' | 'compact'. environment: a key of `wordings.WORDINGS`. history: pairs shown (2 in the papers).
+    max_prompt: tokens; a prompt that would be longer first loses its oldest pairs, then the middle of its text; it never
+    raises in mid-run, and `num_cut` counts. hidden: commands that are not listed ('help', as published), though legal.
     """
 
-    def __init__(self, tokenizer, *, wording: str, history: int, max_prompt: int, hidden: Sequence[str] = ('help',)):
-        if wording not in WORDINGS:
-            raise ValueError(f'prompt wording {wording!r} does not exist; there are {sorted(WORDINGS)}')
-        self._tokenizer, self._wording = tokenizer, WORDINGS[wording]
+    def __init__(self, tokenizer, *, wording: str, environment: str = 'alfworld', history: int, max_prompt: int,
+                 hidden: Sequence[str] = ('help',)):
+        if wording not in ('full', 'compact'):
+            raise ValueError(f"prompt wording {wording!r} does not exist; there are 'compact' and 'full'")
+        self._words = wordings.WORDINGS[environment]
+        self._tokenizer, self._wording = tokenizer, getattr(self._words, wording)
         self._history, self._max_prompt, self._hidden = history, max_prompt, frozenset(hidden)
         self._before, self._after = self._chat_frame()
         self.num_cut = 0
@@ -127,7 +103,10 @@ class ChatPrompts:
         first = len(history) - min(shown, len(history))
         numbered = [(i + 1, seen, done) for i, (seen, done) in enumerate(history)][first:]
         commands = [c for c in observation.admissible if c not in self._hidden]
-        return self._before + self._wording(task, numbered, observation.text, commands, step) + self._after
+        text = self._wording(task, numbered, observation.text, commands, step)
+        if numbered and self._words.max_history and len(text) > self._words.max_history:
+            text = self._wording(task, [], observation.text, commands, step)
+        return self._before + text + self._after
 
     def build(self, task: str, history: Sequence[tuple[str, str]], observation: Observation, step: int) -> np.ndarray:
         for shown in range(self._history, -1, -1):
@@ -179,4 +158,4 @@ class ChatPrompts:
         return self._tokenizer.decode(action_tokens, skip_special_tokens=True)
 
     def parse(self, action_tokens: np.ndarray, admissible: Sequence[str], truncated: bool) -> ParsedAction:
-        return parse_reply(self.decode(action_tokens), admissible, truncated)
+        return parse_reply(self.decode(action_tokens), admissible, truncated, fallback=self._words.fallback)

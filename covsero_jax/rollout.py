@@ -137,7 +137,7 @@ class _Episode:
     def trajectory(self) -> Trajectory:
         success = self.observation.success
         stop_reason = 'success' if success else 'failure' if self.observation.done else 'max_steps'
-        return Trajectory(self.task_id, tuple(self.steps), success, stop_reason)
+        return Trajectory(self.task_id, tuple(self.steps), success, stop_reason, self.observation.score)
 
 
 def _start_episodes(

@@ -48,6 +48,7 @@ class Trajectory:
     steps: tuple[Step, ...]
     success: bool
     stop_reason: str  # 'success' | 'failure' | 'max_steps'
+    score: float | None = None  # the environment's grade at the end, in [0, 1], where it gives one; never trained on
 
     @property
     def episode_return(self) -> float:

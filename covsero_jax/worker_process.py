@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection as mp_connection
+from typing import NamedTuple
 
 from covsero_jax.envs import base
 
@@ -24,7 +25,6 @@ MakeEnv = Callable[[], base.Env]
 # (slot, 'reset', task_id) | (slot, 'step', command) | (slot, 'replay', task_id, commands) | (slot, 'snapshot')
 # | (slot, 'attempt', a request without its slot): an error is an answer, a base.Refusal, and restarts nothing
 Request = tuple
-Manifest = tuple[tuple[str, ...], tuple[str, ...]]  # task names, task types
 
 _START_TIMEOUT_S = 600.0  # make_env may read thousands of game files
 STOP_TIMEOUT_S = 2.0
@@ -37,6 +37,14 @@ _CHILD_PROGRAM = (
 )
 
 
+class Manifest(NamedTuple):
+    """What the environments of a pool have in common, one entry per task."""
+
+    task_names: tuple[str, ...]
+    task_types: tuple[str, ...]
+    oracle_steps: tuple[int, ...] = ()  # () = the oracle has no known bound
+
+
 class Failure(Exception):
     """A worker did not answer. args: (cause, slot it was working for, None where that is not known)."""
 
@@ -47,7 +55,8 @@ class Host:
     def __init__(self, make_env: MakeEnv, slots: range):
         self._envs = {slot: make_env() for slot in slots}
         first = self._envs[slots[0]]
-        self.manifest: Manifest = (tuple(first.task_names), tuple(first.task_types))
+        bound = tuple(first.oracle_steps) if hasattr(first, 'oracle_steps') else ()
+        self.manifest = Manifest(tuple(first.task_names), tuple(first.task_types), bound)
 
     def answer(self, requests: list[Request]) -> list | Failure:
         """One result per request, in order; or the first failure, after which the environments are of no use."""

@@ -72,7 +72,7 @@ class WorkerPool:
         self._workers = [kind(make_env, range(first, num_envs, stride)) for first in range(stride)]
         self._finalizer = weakref.finalize(self, _close_workers, self._workers)  # runs at exit, too
         try:
-            self.task_names, self.task_types = self._start_all()
+            self.task_names, self.task_types, self.oracle_steps = self._start_all()
         except BaseException:
             self.close()
             raise

@@ -26,6 +26,7 @@ from covsero_jax.envs import (
     alfworld_games,
     alfworld_oracle,
     alfworld_textworld,
+    cache,
 )
 
 NUM_COMMANDS = 10
@@ -120,7 +121,7 @@ def table(native: Times, official: Times | None) -> str:
 def embedded_games() -> pathlib.Path:
     """Generated games of real size, one of each task type."""
     return alfworld_games.ensure_games(
-        alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES['real'], seed=0,
+        cache.folder() / 'games', difficulty=alfworld_games.DIFFICULTIES['real'], seed=0,
         num_games={'train': 6, 'valid_seen': 6, 'valid_unseen': 6})
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import jax
 from ml_collections import ConfigDict
 
 from covsero_jax import advantages, oracle
-from covsero_jax.envs import alfworld, alfworld_data, base
-from experiments import wiring
+from experiments import environments, wiring
 
 
 def check(config: ConfigDict) -> None:
@@ -37,9 +34,13 @@ def check(config: ConfigDict) -> None:
         raise wiring.ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
     if config.rollout.temperature <= 0:
         raise wiring.ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
+    coverage = wiring.coverage_config(config)
+    if coverage.is_gated and not coverage.is_off and (config.env.name, config.env.sokoban.reward) == ('sokoban', 'native'):
+        raise wiring.ConfigError("env.sokoban.reward='native' gives every step a reward, so no group's scores are zero and "
+                                 "CovGPO's gate can never open; use --config.env.sokoban.reward=success")
     _check_model_folder(config)
     _check_memory(config)
-    _check_games(config)
+    environments.check(config)
     if wiring.uses_oracle(config):
         _check_oracle(config)
 
@@ -48,31 +49,11 @@ def _check_oracle(config: ConfigDict) -> None:
     s = config.sero
     if s.coef < 0:
         raise wiring.ConfigError(f'sero.coef={s.coef} must not be negative')
-    for name, value, known in (('restoration', s.restoration, oracle.RESTORATION),
+    for name, value, known in (('restoration', s.restoration, oracle.RESTORATION), ('roots', s.roots, ('in_time', 'all')),
                                ('root_sampling', s.root_sampling, oracle.ROOT_SAMPLING)):
         if value not in known:
             raise wiring.ConfigError(f'sero.{name}={value!r}; there are {", ".join(known)}')
-    if config.env.name == 'alfworld':
-        if s.oracle not in alfworld.ORACLES or not s.oracle:
-            raise wiring.ConfigError(f'sero.oracle={s.oracle!r}; there are {", ".join(filter(None, alfworld.ORACLES))}')
-        return
-    env = wiring.env_factory(config, config.env.train_split, oracle=s.oracle)()
-    advice = 'give it one (covsero_jax/envs/base.py, OracleEnv), or set sero.variant=off'
-    if not hasattr(env, 'oracle_command'):
-        raise wiring.ConfigError(f'sero.variant={s.variant!r} needs an oracle, and env.name={config.env.name!r} has no '
-                                 f'oracle_command: {advice}')
-    env.reset(0)
-    try:
-        env.oracle_command()
-    except base.OracleForbidden as error:
-        raise wiring.ConfigError(f'env.name={config.env.name!r}: its oracle is forbidden though it was built with oracle=True '
-                                 f'({error}): {advice}') from error
-    if s.restoration == 'copy':
-        try:
-            env.restore(env.snapshot())
-        except (NotImplementedError, AttributeError, TypeError) as error:
-            raise wiring.ConfigError(f'env.name={config.env.name!r} cannot be copied ({error!r}): use sero.restoration=replay, '
-                                     'which any deterministic environment supports') from error
+    environments.check_oracle(config)
 
 
 def _check_model_folder(config: ConfigDict) -> None:
@@ -83,24 +64,6 @@ def _check_model_folder(config: ConfigDict) -> None:
             f'model.path: there is no model in {folder}.'
             + (f' Download it once, for example: hf download Qwen/{name} --local-dir models/{name}'
                if name.startswith('Qwen') else ' Give a Hugging Face Qwen2 folder with --config.model.path=FOLDER'))
-
-
-def _check_games(config: ConfigDict) -> None:
-    if config.env.name != 'alfworld':
-        for split in (config.env.train_split, *config.eval.splits):
-            env = wiring.env_factory(config, split, oracle='')()
-            if not isinstance(env, base.Env) or not env.task_names:
-                raise wiring.ConfigError(f'env.name={config.env.name!r}: what it builds for split {split!r} lacks a method or '
-                                         'attribute of covsero_jax.envs.base.Env, or has no tasks')
-        return
-    if config.env.engine not in alfworld.ENGINES:
-        raise wiring.ConfigError(f'env.engine={config.env.engine!r}; there are {", ".join(alfworld.ENGINES)}')
-    if config.env.observation not in alfworld.OBSERVATIONS:
-        raise wiring.ConfigError(f'env.observation={config.env.observation!r}; there are {", ".join(alfworld.OBSERVATIONS)}')
-    if config.env.engine == 'textworld' and importlib.util.find_spec('textworld') is None:
-        raise wiring.ConfigError("env.engine='textworld' is the official engine; install it with  pip install -e '.[alfworld]'")
-    for split in (config.env.train_split, *config.eval.splits):
-        alfworld_data.find_games(wiring.data_folder(config), split)
 
 
 def _check_memory(config: ConfigDict) -> None:

@@ -61,6 +61,23 @@ def main_table(runs: Runs, reference: str) -> str:
     return '\n'.join(lines)
 
 
+def score_table(runs: Runs, reference: str) -> str:
+    """Task score (graded, not strict success) before and after, and paired differences; '' where nothing is graded."""
+    first = next(iter(next(iter(runs.values())).values()))
+    if not len(results.scores(first, -1)):
+        return ''
+    splits = results.splits(first)
+    head = ['variant', *(f'{split}: before → after' for split in splits), 'difference, all splits']
+    lines = [_row(head), _row(['---'] * len(head))]
+    for variant, seeds in runs.items():
+        before, after = (np.array([results.scores(result, i) for result in seeds.values()]) for i in (0, -1))
+        other = reference_of(variant, runs, reference)
+        difference = paired(seeds, runs[other], lambda r: float(results.scores(r, -1).mean())) if other else []
+        lines.append(_row([f'`{variant}`', *(f'{before[:, i].mean():.1f} → {_spread(after[:, i])}' for i in range(len(splits))),
+                           _interval(difference)]))
+    return '\n'.join(lines)
+
+
 def type_table(runs: Runs) -> str:
     """Success after training on each task type, mean over splits and seeds."""
     first = next(iter(next(iter(runs.values())).values()))
@@ -207,10 +224,11 @@ def write(everything: Sequence[Result], folder: pathlib.Path, *, reference: str)
     one = everything[0]
     dates = sorted({result['date'] for result in everything})
     commits = sorted({result['commit'] for result in everything})
-    plans, oracle = plan_table(runs), oracle_table(runs)
+    plans, oracle, scores = plan_table(runs), oracle_table(runs), score_table(runs, reference)
     text = '\n\n'.join([
         f'# {folder.name}', 'Success in %, mean ± standard deviation over seeds; differences are paired by seed, with their '
-        '95 % interval (Student\'s t).', main_table(runs, reference), 'After training, by task type (mean of splits and seeds):',
+        '95 % interval (Student\'s t).', main_table(runs, reference),
+        *(['Task score, 0 to 100 (what success is a strict part of):', scores] if scores else []), 'After training, by task type (mean of splits and seeds):',
         type_table(runs), *(['By the length of the expert plan (`eval.plan_bounds`):', plans] if plans else []),
         'Groups without contrast, in % (mean over updates and seeds):', failure_table(runs),
         *(['What the oracle did:', oracle] if oracle else []),

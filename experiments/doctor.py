@@ -1,6 +1,7 @@
 """Checks what a run needs and says it in one line per finding; the exit code is 1 when something is wrong.
 
-python -m experiments.doctor                 versions, devices, disk, embedded games and policy, ALFWORLD_DATA if set
+python -m experiments.doctor                 versions, devices, disk, the embedded environments and policies, and real data
+                                             where the variables ALFWORLD_DATA and WEBSHOP_DATA name some
 python -m experiments.doctor --data=FOLDER   also this folder of ALFWorld games
 """
 
@@ -21,12 +22,13 @@ PYTHON = (3, 11)
 PACKAGES = {  # the lower bounds of setup.py; '' = any version
     'jax': '0.6', 'flax': '0.10', 'optax': '0.2.4', 'orbax-checkpoint': '0.11', 'transformers': '4.50',
     'ml-collections': '', 'absl-py': '', 'chex': '', 'numpy': '', 'tqdm': '', 'safetensors': '', 'tensorboardX': '',
-    'matplotlib': '', 'jinja2': '',
+    'matplotlib': '', 'jinja2': '', 'PyStemmer': '', 'rapidfuzz': '',
 }
 OFFICIAL_ENGINE = {'alfworld': '0.4.2', 'textworld': '1.7.0'}  # the versions that the native engine was compared with
 OFFICIAL_COUNTS = {'train': 3553, 'valid_seen': 140, 'valid_unseen': 134}
 EMBEDDED_GAMES = 6  # per split: one of each task type
 PROBED_GAMES = 20  # per split: loaded and played
+TINY_POLICIES = ('tiny', 'tiny_webshop', 'tiny_sokoban')
 TINY_FILES = ('config.json', 'tokenizer.json', 'model.safetensors')
 MIN_FREE_GIB = 1.0
 
@@ -138,16 +140,62 @@ def check_real_games() -> Iterator[Finding]:
 
 def check_embedded_games() -> Iterator[Finding]:
     """A few games of the embedded generator, written to the cache folder as a run writes its own."""
-    from covsero_jax.envs import alfworld_data, alfworld_games
+    from covsero_jax.envs import alfworld_games, cache
 
-    cache = alfworld_data.cache_folder() / 'games'
+    games = cache.folder() / 'games'
     try:
-        folder = alfworld_games.ensure_games(cache, difficulty=alfworld_games.DIFFICULTIES['tiny'], seed=0,
+        folder = alfworld_games.ensure_games(games, difficulty=alfworld_games.DIFFICULTIES['tiny'], seed=0,
                                              num_games=dict.fromkeys(OFFICIAL_COUNTS, EMBEDDED_GAMES))
     except OSError as error:
-        yield Finding('wrong', f'the embedded games cannot be written to {cache}: {error}; set COVSERO_CACHE')
+        yield Finding('wrong', f'the embedded games cannot be written to {games}: {error}; set COVSERO_CACHE')
         return
     yield from check_games(folder, dict.fromkeys(OFFICIAL_COUNTS, EMBEDDED_GAMES))
+
+
+def check_webshop() -> Iterator[Finding]:
+    """The embedded catalogue and, where the variable WEBSHOP_DATA names one, the real one: the oracle buys what is wanted."""
+    from covsero_jax.envs.webshop import env
+
+    sources = {'embedded WebShop catalogue': 'generated'}
+    if os.environ.get('WEBSHOP_DATA'):
+        sources[f'WEBSHOP_DATA={os.environ["WEBSHOP_DATA"]}'] = os.environ['WEBSHOP_DATA']
+    for title, data in sources.items():
+        try:
+            splits = {split: env.make_env(data, split, oracle=True, drop_unattainable=True) for split in ('train', 'valid', 'test')}
+        except (ValueError, OSError) as error:  # WebshopDataError
+            yield Finding('wrong', f'{title}: {error}')
+            continue
+        counts = ', '.join(f'{split} {len(shop.task_names)}' for split, shop in splits.items())
+        yield Finding('ok', f'{title}: attainable goals {counts}')
+        yield from _oracle_findings(title, splits['test'])
+    if len(sources) == 1:
+        yield Finding('ok', 'WEBSHOP_DATA is not set: the embedded catalogue is sold, not the real one')
+
+
+def check_sokoban() -> Iterator[Finding]:
+    """A few generated levels."""
+    from covsero_jax.envs import sokoban
+
+    levels = sokoban.make_env('test', num_levels=PROBED_GAMES, oracle=True, max_steps=30)
+    yield Finding('ok', f'Sokoban: {len(levels.task_names)} levels generated')
+    yield from _oracle_findings('Sokoban', levels)
+
+
+def _oracle_findings(title: str, env) -> Iterator[Finding]:
+    """Plays up to PROBED_GAMES evenly spaced tasks by the oracle."""
+    count = len(env.task_names)
+    chosen = [i * count // min(PROBED_GAMES, count) for i in range(min(PROBED_GAMES, count))]
+    for task_id in chosen:
+        observation = env.reset(task_id)
+        while not observation.done:
+            command = env.oracle_command()
+            if command is None:
+                break
+            observation = env.step(command)
+        if not observation.success:
+            yield Finding('wrong', f'{title}: the oracle does not solve {env.task_names[task_id]}')
+            return
+    yield Finding('ok', f'{title}: the oracle solves {len(chosen)} of {len(chosen)} tasks')
 
 
 def check_tiny_policy(folder: pathlib.Path) -> Iterator[Finding]:
@@ -167,7 +215,7 @@ def check_tiny_policy(folder: pathlib.Path) -> Iterator[Finding]:
         yield Finding('wrong', f'tiny policy: a file of {folder} is damaged ({error!r}); restore it, git checkout')
         return
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
-    yield Finding('ok', f'tiny policy: {architecture}, {num_tensors} tensors, {size:.1f} MiB')
+    yield Finding('ok', f'tiny policy {folder.name}: {architecture}, {num_tensors} tensors, {size:.1f} MiB')
 
 
 def check_official_engine() -> Iterator[Finding]:
@@ -214,19 +262,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--data', help='a folder of ALFWorld games (it contains json_2.1.1)')
     folder = parser.parse_args(arguments).data
 
-    from covsero_jax.envs import alfworld_data
+    from covsero_jax.envs import alfworld_data, cache
 
     def check_data() -> Iterator[Finding]:
         return check_games(folder, OFFICIAL_COUNTS) if folder else iter(())
 
     def check_writable() -> Iterator[Finding]:
-        return check_disk((pathlib.Path.cwd(), alfworld_data.cache_folder()))
+        return check_disk((pathlib.Path.cwd(), cache.folder()))
 
     def check_tiny() -> Iterator[Finding]:
-        return check_tiny_policy(pathlib.Path(alfworld_data.__file__).parents[1] / 'assets' / 'tiny')
+        assets = pathlib.Path(alfworld_data.__file__).parents[1] / 'assets'
+        for name in TINY_POLICIES:
+            yield from check_tiny_policy(assets / name)
 
-    return report((check_versions, check_devices, check_writable, check_embedded_games, check_tiny, check_real_games,
-                   check_data, check_official_engine))
+    return report((check_versions, check_devices, check_writable, check_embedded_games, check_webshop, check_sokoban,
+                   check_tiny, check_real_games, check_data, check_official_engine))
 
 
 if __name__ == '__main__':

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from covsero_jax import checkpoint, evaluate, learner, sampler, workers
 from covsero_jax.envs import alfworld_data
-from experiments import checks, wiring
+from experiments import checks, environments, wiring
 
 PLAN_STRATA = ('short', 'medium', 'long', 'unknown')  # of expert plans; unknown: the game file holds none
 
@@ -85,7 +85,7 @@ def plan_strata(config: ConfigDict, split: str) -> tuple[str, ...]:
     bounds = tuple(config.eval.plan_bounds)
     if len(bounds) != 2 or not 0 < bounds[0] < bounds[1]:
         raise wiring.ConfigError(f'eval.plan_bounds={bounds}: two rising numbers are needed, such as (4, 6)')
-    lengths = alfworld_data.find_games(wiring.data_folder(config), split).plan_lengths
+    lengths = alfworld_data.find_games(environments.data_folder(config), split).plan_lengths
     labels = [PLAN_STRATA[bisect.bisect_left(bounds, length)] if length else 'unknown' for length in lengths]
     return tuple(labels) if any(lengths) else ()
 
@@ -95,6 +95,8 @@ def as_metrics(results: Mapping[str, evaluate.EvalResult]) -> dict[str, float]:
     for split, result in results.items():
         for name in ('success_rate', 'mean_steps', 'parsed_rate', 'admissible_rate', 'num_games'):
             out[f'eval/{split}/{name}'] = float(getattr(result, name))
+        if result.mean_score is not None:
+            out[f'eval/{split}/score'] = result.mean_score
         for kind, (successes, games) in result.per_type.items():
             out[f'eval/{split}/success_rate/{kind}'] = successes / games
         for stratum, (successes, games) in result.per_stratum.items():
@@ -103,10 +105,12 @@ def as_metrics(results: Mapping[str, evaluate.EvalResult]) -> dict[str, float]:
 
 
 def one_line(measured: Mapping[str, float]) -> str:
-    """'valid_seen 31.7 %, valid_unseen 28.3 %'."""
+    """'valid_seen 31.7 %, valid_unseen 28.3 %', with task scores where there are some: 'test 31.7 % (score 54.0)'."""
     rates = {name.split('/')[1]: value for name, value in measured.items()
              if name.startswith('eval/') and name.endswith('/success_rate')}
-    return ', '.join(f'{split} {rate:.1%}' for split, rate in rates.items())
+    scores = {split: f' (score {100 * measured[f"eval/{split}/score"]:.1f})' if f'eval/{split}/score' in measured else ''
+              for split in rates}
+    return ', '.join(f'{split} {rate:.1%}{scores[split]}' for split, rate in rates.items())
 
 
 def table(results: Mapping[str, evaluate.EvalResult]) -> str:
@@ -169,7 +173,8 @@ def main(argv: Sequence[str]) -> None:
     print(f'{source}; temperature {config.eval.temperature}, seed {config.seed}')
     for split, result in results.items():
         print(f'{split}: {result.num_games} games, manifest {result.manifest_hash[:12]}, {result.mean_steps:.1f} steps, '
-              f'{result.admissible_rate:.1%} admissible')
+              f'{result.admissible_rate:.1%} admissible'
+              + (f', task score {100 * result.mean_score:.1f}' if result.mean_score is not None else ''))
     print(table(results))
     if plans := plan_table(results):
         print(plans)

@@ -108,7 +108,7 @@ def collect_bank(
             roots = oracle.sample_roots(
                 groups, np.random.default_rng([config.seed, number, wiring.PURPOSES['roots']]),
                 max_steps=config.env.max_steps, sampling=config.sero.root_sampling, task_types=pool.task_types,
-                recent=recent)[: num_roots - len(out.branches)]
+                recent=recent, needed=wiring.needed_steps(config, pool))[: num_roots - len(out.branches)]
             out.rollout_steps += sum(len(t.steps) for group in groups for t in group.trajectories)
             out.branches += continued(roots=roots, restoration=first)
             if both_ways:

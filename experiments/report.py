@@ -11,12 +11,12 @@ import io
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 
 from covsero_jax import metrics
+from covsero_jax.envs import sokoban_image
 
 PANELS = (
-    ('Success', 'share', {'rollouts': 'rollout/success_rate', 'valid_seen': 'eval/valid_seen/success_rate',
-                          'valid_unseen': 'eval/valid_unseen/success_rate'}),
     ('Groups without contrast', 'share', {'all-failed task groups': 'group/all_failed_share',
                                           'triggered (all levels)': 'gate/triggered_share'}),
     ('First-visit coverage', 'rate', {'failed': 'coverage/failed', 'successful': 'coverage/successful'}),
@@ -33,6 +33,14 @@ ORACLE_PANELS = (  # of runs with SERO
 EPISODES = 6
 
 
+def success_panel(rows: list[dict[str, float]]) -> tuple[str, str, dict[str, str]]:
+    """Success of rollouts and of every evaluation split, and task scores where an environment grades."""
+    names = sorted({name for row in rows for name in row})
+    series = {name.split('/')[1]: name for name in names if name.startswith('eval/') and name.endswith('/success_rate')}
+    graded = {f'score, {name.split("/")[1]}': name for name in names if name.startswith('eval/') and name.endswith('/score')}
+    return 'Success', 'share', {'rollouts': 'rollout/success_rate', **series, **graded}
+
+
 def plot(rows: list[dict[str, float]]) -> bytes:
     """The panels as PNG."""
     import matplotlib
@@ -40,7 +48,7 @@ def plot(rows: list[dict[str, float]]) -> bytes:
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
-    panels = PANELS + (ORACLE_PANELS if any('oracle/roots' in row for row in rows) else ())
+    panels = (success_panel(rows), *PANELS) + (ORACLE_PANELS if any('oracle/roots' in row for row in rows) else ())
     figure, axes = plt.subplots(len(panels) // 3, 3, figsize=(15, 4 * len(panels) // 3), constrained_layout=True)
     for ax, (title, unit, series) in zip(axes.flat, panels, strict=True):
         for label, name in series.items():
@@ -61,17 +69,29 @@ def plot(rows: list[dict[str, float]]) -> bytes:
     return buffer.getvalue()
 
 
+def observation_html(run: pathlib.Path) -> Callable[[str], str]:
+    """How an observation of this run is shown: Sokoban's grids as pictures, a WebShop page piece by piece, else its text."""
+    config = run / 'config.json'
+    environment = json.loads(config.read_text())['env']['name'] if config.exists() else ''
+    if environment == 'sokoban':
+        return lambda grid: (f'<img alt="{html.escape(grid)}" src="data:image/png;base64,'
+                             f'{base64.b64encode(sokoban_image.from_text(grid, cell=16)).decode()}">')
+    if environment == 'webshop':
+        return lambda page: html.escape(page).replace(' [SEP] ', ' &middot; ')
+    return html.escape
+
+
 def episodes(run: pathlib.Path) -> str:
     """The first episodes of the last update whose trajectories were written, as HTML."""
     files = sorted((run / 'trajectories').glob('*.jsonl'))
     if not files:
         return '<p>No trajectories were written.</p>'
-    parts = [f'<p>{html.escape(files[-1].name)}</p>']
+    parts, seen = [f'<p>{html.escape(files[-1].name)}</p>'], observation_html(run)
     lines = files[-1].read_text().splitlines()
     for line in lines[:: max(1, len(lines) // EPISODES)][:EPISODES]:
         episode = json.loads(line)
         rows = ''.join(
-            f'<tr><td>{html.escape(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
+            f'<tr><td>{seen(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
             f'<td>{"" if step["admissible"] else "not admissible"}</td><td>{step["advantage"]:+.2f}'
             f'{" (coverage)" if step["gate_open"] else ""}</td></tr>' for step in episode['steps'])
         verdict = 'success' if episode['success'] else episode['stop_reason']
@@ -85,11 +105,12 @@ def branches(run: pathlib.Path) -> str:
     files = sorted((run / 'branches').glob('*.jsonl'))
     if not files:
         return ''
+    seen = observation_html(run)
     parts = [f'<h2>Oracle branches</h2><p>{html.escape(files[-1].name)}: from states that failed rollouts reached</p>']
     for line in files[-1].read_text().splitlines()[:EPISODES]:
         branch = json.loads(line)
         rows = ''.join(
-            f'<tr><td>{html.escape(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
+            f'<tr><td>{seen(step["observation"])}</td><td><b>{html.escape(step["command"])}</b></td>'
             f'<td>{step["compatibility"]:.3f}</td><td>{step["weight"]:.3f}</td></tr>' for step in branch['steps'])
         verdict = f'invalid ({branch["invalid"]})' if branch['invalid'] else f'valid, gate {branch["gate"]:g}'
         parts.append(f'<details><summary>{html.escape(branch["task"])} from step {branch["step"]}: {verdict}, '

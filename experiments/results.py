@@ -72,6 +72,12 @@ def success(result: Result, evaluation: int, kind: str = '') -> np.ndarray:
     return 100 * np.array([result['evaluations'][evaluation][f'eval/{split}/{name}'] for split in splits(result)])
 
 
+def scores(result: Result, evaluation: int) -> np.ndarray:
+    """Task score, 0 to 100, of one evaluation on each split; empty where the environment grades nothing."""
+    measured = result['evaluations'][evaluation]
+    return 100 * np.array([measured[f'eval/{split}/score'] for split in splits(result) if f'eval/{split}/score' in measured])
+
+
 def curve(result: Result, name: str) -> np.ndarray:
     """One number per update, NaN where there was none."""
     return np.array(result['curves'][name], float)

@@ -73,7 +73,8 @@ class Sero:
         rng = np.random.default_rng([self._config.seed, update, wiring.PURPOSES['roots']])
         roots = oracle.sample_roots(
             collected, rng, max_steps=self._config.env.max_steps, sampling=self._config.sero.root_sampling,
-            task_types=self._pool.task_types, recent=self.recent)
+            task_types=self._pool.task_types, recent=self.recent,
+            needed=wiring.needed_steps(self._config, self._pool))
         self._working = self._thread.submit(self._collect, roots)
 
     def _collect(self, roots) -> tuple[list[OracleBranch], float]:

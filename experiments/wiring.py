@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import importlib
 import os
 import pathlib
 import sys
@@ -14,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import tqdm
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
@@ -33,10 +30,11 @@ from covsero_jax import (
     sharding,
     workers,
 )
-from covsero_jax.envs import alfworld, alfworld_data, alfworld_games, base
+from covsero_jax.envs import alfworld_data, cache
+from covsero_jax.envs.webshop import catalogue
+from experiments import environments
 
 QUOTES = '"\''
-TINY_POLICY = pathlib.Path(pretrained.__file__).parent / 'assets' / 'tiny'
 
 
 PURPOSES = {  # keeps the random draws of one update apart
@@ -44,8 +42,7 @@ PURPOSES = {  # keeps the random draws of one update apart
 }
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot run here; the message names the field and what to do."""
+ConfigError = environments.ConfigError
 
 
 @contextlib.contextmanager
@@ -53,7 +50,8 @@ def one_line_errors() -> Iterator[None]:
     """Errors that a user can mend end the program with their message, not with a traceback."""
     try:
         yield
-    except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, checkpoint.CheckpointError,
+    except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, catalogue.WebshopDataError,
+            checkpoint.CheckpointError,
             bank.BankError, workers.WorkerError, ImportError, OSError) as error:
         sys.exit(f'error: {error}')
     except AttributeError as error:
@@ -102,7 +100,7 @@ def draw_key(seed: int, update: int, purpose: str) -> jax.Array:
 def use_compilation_cache(enabled: bool) -> None:
     """Keep compiled programs for the next start. Call before anything is compiled."""
     if enabled:
-        jax.config.update('jax_compilation_cache_dir', str(alfworld_data.cache_folder() / 'compiled'))
+        jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 
 
@@ -111,8 +109,13 @@ def uses_oracle(config: ConfigDict) -> bool:
     return config.sero.variant != 'off' and not config.sero.bank
 
 
+def needed_steps(config: ConfigDict, pool: workers.WorkerPool) -> tuple[int, ...]:
+    """Steps that the oracle needs for each task, where roots are to respect them; () = roots anywhere."""
+    return pool.oracle_steps if config.sero.roots == 'in_time' else ()
+
+
 def model_folder(config: ConfigDict) -> pathlib.Path:
-    return pathlib.Path(config.model.path) if config.model.path else TINY_POLICY
+    return pathlib.Path(config.model.path) if config.model.path else environments.TINY_POLICIES[environments.family(config)]
 
 
 def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Policy:
@@ -131,57 +134,16 @@ def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
         raise ConfigError(f'mesh: {error}') from error
 
 
-def data_folder(config: ConfigDict) -> str | None:
-    """Where the games are; the generated ones are written on first use. None = the variable ALFWORLD_DATA."""
-    if config.env.data == 'ALFWORLD_DATA':
-        return None
-    if config.env.data != 'generated':
-        return config.env.data
-    if config.env.difficulty not in alfworld_games.DIFFICULTIES:
-        raise ConfigError(f'env.difficulty={config.env.difficulty!r}; there are {", ".join(alfworld_games.DIFFICULTIES)}')
-    return _generated_games(config.env.difficulty, config.env.games_seed, config.env.num_train, config.env.num_valid)
-
-
-@functools.lru_cache  # checking that the games are whole reads all of them: once a process is enough
-def _generated_games(difficulty: str, seed: int, num_train: int, num_valid: int) -> str:
-    with tqdm.tqdm(desc='writing games', unit='game', leave=False, delay=1) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        return str(alfworld_games.ensure_games(
-            alfworld_data.cache_folder() / 'games', difficulty=alfworld_games.DIFFICULTIES[difficulty], seed=seed,
-            num_games={'train': num_train, 'valid_seen': num_valid, 'valid_unseen': num_valid}, progress=progress))
-
-
-def env_factory(config: ConfigDict, split: str, *, oracle: str) -> Callable[[], base.Env]:
-    """What builds one environment: ALFWorld's, or `factory(split=, max_steps=, oracle=)` of env.name='module:factory'.
-
-    oracle: '' = none; an own environment is told whether it may have one, True or False.
-    """
-    if config.env.name == 'alfworld':
-        return functools.partial(
-            alfworld.make_env, data_folder(config), split, engine=config.env.engine, max_steps=config.env.max_steps,
-            oracle=oracle, success_reward=config.env.success_reward, observation=config.env.observation)
-    module, _, factory = config.env.name.partition(':')
-    try:
-        build = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"env.name={config.env.name!r} is neither 'alfworld' nor an importable 'module:factory' "
-                          f'({error})') from error
-    return functools.partial(build, split=split, max_steps=config.env.max_steps, oracle=bool(oracle))
-
-
 def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: str = '') -> workers.WorkerPool:
     """Environments over one split. Evaluation pools are always built without an oracle."""
     return workers.WorkerPool(
-        env_factory(config, split, oracle=oracle), num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
+        environments.env_factory(config, split, oracle=oracle), num_envs=num_envs, num_workers=min(config.env.num_workers, num_envs),
         timeout_s=config.env.timeout_s)
 
 
 def make_prompts(config: ConfigDict, tokenizer: Any) -> prompts.ChatPrompts:
-    return prompts.ChatPrompts(tokenizer, wording=config.prompt.wording, history=config.prompt.history,
+    return prompts.ChatPrompts(tokenizer, wording=config.prompt.wording, environment=environments.family(config),
+                               history=config.prompt.history,
                                max_prompt=max(config.prompt.buckets))
 
 

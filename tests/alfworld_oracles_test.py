@@ -9,7 +9,7 @@ import pytest
 
 from configs import base as configs
 from covsero_jax.envs import alfworld, alfworld_games, base
-from experiments import wiring
+from experiments import environments
 
 PREFIX, GAMES = 15, 24
 
@@ -17,7 +17,7 @@ PREFIX, GAMES = 15, 24
 def make_env(oracle, **arguments):
     config = configs.get_config('smoke')
     config.env.num_train = 48
-    return alfworld.make_env(wiring.data_folder(config), 'train', max_steps=50, oracle=oracle, **arguments)
+    return alfworld.make_env(environments.data_folder(config), 'train', max_steps=50, oracle=oracle, **arguments)
 
 
 def wander(env, task, length=PREFIX, seed=0):

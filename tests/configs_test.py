@@ -38,6 +38,20 @@ def test_paper_presets_hold_the_published_values():
         assert c.model.dtype == 'bfloat16' and c.optimizer.weight_decay == 0.01 and c.optimizer.max_grad_norm == 1.0
 
 
+@pytest.mark.parametrize('preset', ['1.5b', '7b'])
+def test_paper_presets_of_webshop_and_sokoban(preset):
+    shop, boxes = base.get_config(preset, 'webshop'), base.get_config(preset, 'sokoban')
+    assert (shop.rollout.num_groups, boxes.rollout.num_groups) == (16, 32)
+    for c in (shop, boxes):
+        assert (c.rollout.group_size, c.env.max_steps, c.learner.minibatch, c.prompt.max_action) == (8, 15, 64, 512)
+        assert (c.advantage.normalisation, c.advantage.discount, c.prompt.history, c.loss.kl_coef) == ('mean', 0.95, 2, 0.01)
+    assert (shop.advantage.goal_discount, boxes.advantage.goal_discount) == (0.2, 0.8)
+    assert (max(shop.prompt.buckets), max(boxes.prompt.buckets)) == (4096, 1024)
+    assert (shop.env.data, shop.env.observation, shop.env.webshop.option_match) == ('WEBSHOP_DATA', 'text', 'webshop')
+    assert boxes.env.sokoban.reward == 'native'
+    assert (boxes.env.sokoban.height, boxes.env.sokoban.width, boxes.env.sokoban.boxes) == (6, 6, 1)
+
+
 def test_every_estimator_has_its_options_with_its_defaults():
     options = base.get_config().advantage.options.to_dict()
     assert options == {name: {key: parameter.default for key, parameter in inspect.signature(estimator).parameters.items()
@@ -49,6 +63,19 @@ def test_coverage_is_the_only_difference_between_gigpo_and_covgpo():
     gigpo, covgpo = (importlib.import_module(f'configs.alfworld_{name}').get_config() for name in ('gigpo', 'covgpo'))
     covgpo.experiment, covgpo.coverage.variant = gigpo.experiment, gigpo.coverage.variant
     assert gigpo.to_json() == covgpo.to_json()
+
+
+@pytest.mark.parametrize('environment', ['webshop', 'sokoban'])
+def test_coverage_and_sero_are_the_only_differences_on_other_environments(environment):
+    plain, *others = (importlib.import_module(f'configs.{environment}_{name}').get_config() for name in ('gigpo', 'covgpo', 'covsero'))
+    for config in others:
+        config.experiment, config.coverage.variant, config.sero.variant = plain.experiment, 'off', 'off'
+        assert config.to_json() == plain.to_json()
+
+
+def test_unknown_environments_list_those_that_exist():
+    with pytest.raises(ValueError, match='alfworld, webshop'):
+        base.get_config('tiny', 'minecraft')
 
 
 def test_unknown_presets_list_those_that_exist():

@@ -11,8 +11,8 @@ import scripted
 from configs import base as configs
 from covsero_jax import evaluate, workers
 from covsero_jax.envs import alfworld_data, alfworld_explorer, alfworld_oracle, base, keydoor
+from experiments import environments, wiring
 from experiments import evaluate as experiment
-from experiments import wiring
 
 RESETS = collections.Counter()  # by task
 ASKED = []  # who has asked an oracle; pools turn what an oracle raises into an answer, so raising is not enough
@@ -153,16 +153,16 @@ def test_strata_are_counted_like_types():
 def config(tmp_path, monkeypatch):
     """A few generated games, written before anything is patched."""
     monkeypatch.setenv('COVSERO_CACHE', str(tmp_path))
-    wiring._generated_games.cache_clear()
+    environments._generated_games.cache_clear()
     config = configs.get_config('smoke')
     config.env.num_train, config.env.num_valid, config.env.max_steps, config.env.num_workers = 6, 12, 12, 0
-    wiring.data_folder(config)
+    environments.data_folder(config)
     yield config
-    wiring._generated_games.cache_clear()
+    environments._generated_games.cache_clear()
 
 
 def test_games_are_stratified_by_the_plans_in_their_files(config):
-    games = alfworld_data.find_games(wiring.data_folder(config), 'valid_seen')
+    games = alfworld_data.find_games(environments.data_folder(config), 'valid_seen')
     lengths = [len(json.loads(games.path(i).read_text())['walkthrough']) for i in range(len(games))]
     config.eval.plan_bounds = 4, 6
     expected = ['short' if n <= 4 else 'medium' if n <= 6 else 'long' for n in lengths]
@@ -175,7 +175,7 @@ def test_games_are_stratified_by_the_plans_in_their_files(config):
 
 
 def test_games_without_plans_have_no_strata(config):
-    games = alfworld_data.find_games(wiring.data_folder(config), 'valid_seen')
+    games = alfworld_data.find_games(environments.data_folder(config), 'valid_seen')
     for i in range(len(games)):
         record = json.loads(games.path(i).read_text())
         games.path(i).write_text(json.dumps(record | {'walkthrough': [] if i else ['look']}))

@@ -102,6 +102,15 @@ def test_same_seed_same_roots(groups):
     assert plain(roots_of(groups, 3)) == plain(roots_of(groups, 3)) != plain(roots_of(groups, 4))
 
 
+def test_roots_leave_the_oracle_the_steps_it_needs(groups):
+    needed = [MAX_STEPS - 2] * 10
+    drawn = [root for seed in range(30) for root in roots_of(groups, seed, needed=needed)]
+    assert {root.step for root in drawn} == {0, 1, 2} and min(root.steps_left for root in drawn) >= needed[0]
+    impossible = [root for seed in range(5) for root in roots_of(groups, seed, needed=[MAX_STEPS + 5] * 10)]
+    assert {root.step for root in impossible} == {0}  # none is in time; the earliest is the best chance
+    assert [r.step for r in roots_of(groups, 1, needed=[1] * 10)] == [r.step for r in roots_of(groups, 1)]  # not binding
+
+
 def test_prioritised_roots_prefer_types_that_were_rare(groups):
     failed = [Group(g.task_id, tuple(dataclasses.replace(t, success=False) for t in g.trajectories)) for g in groups]
     types = keydoor.KeyDoorEnv.task_types

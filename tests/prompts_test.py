@@ -10,9 +10,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covsero_jax import pretrained, prompts
+from covsero_jax import pretrained, prompts, wordings
 from covsero_jax.envs.base import Observation
-from experiments import wiring
+from experiments import environments
 
 ADMISSIBLE = ('go to desk 1', 'help', 'look', 'take pen 1 from desk 1')
 GOOD = '<think>it is there</think><action>go to desk 1</action>'
@@ -20,7 +20,7 @@ GOOD = '<think>it is there</think><action>go to desk 1</action>'
 
 @pytest.fixture(scope='module')
 def builder():
-    tokenizer = pretrained.load_tokenizer(wiring.TINY_POLICY)
+    tokenizer = pretrained.load_tokenizer(environments.TINY_POLICIES['alfworld'])
     return prompts.ChatPrompts(tokenizer, wording='compact', history=2, max_prompt=448)
 
 
@@ -82,7 +82,7 @@ def qwen_tokenizer():
 
 
 def prompts_of(tokenizer):
-    tokenizer.chat_template = pretrained.load_tokenizer(wiring.TINY_POLICY).chat_template
+    tokenizer.chat_template = pretrained.load_tokenizer(environments.TINY_POLICIES['alfworld']).chat_template
     return prompts.ChatPrompts(tokenizer, wording='compact', history=2, max_prompt=448)
 
 
@@ -156,7 +156,7 @@ def test_a_tokenizer_without_offsets_is_refused():
 
 @pytest.mark.parametrize('wording', ['full', 'compact'])
 def test_every_block_is_in_the_prompt(wording):
-    builder = prompts.ChatPrompts(pretrained.load_tokenizer(wiring.TINY_POLICY), wording=wording, history=2,
+    builder = prompts.ChatPrompts(pretrained.load_tokenizer(environments.TINY_POLICIES['alfworld']), wording=wording, history=2,
                                   max_prompt=4000)
     history = [('first view', 'look'), ('second view', 'go to bed 1'), ('third view', 'open drawer 1')]
     text = builder.render('find it', history, Observation('now here', ADMISSIBLE, task='find it'), 3, 2)
@@ -167,10 +167,10 @@ def test_every_block_is_in_the_prompt(wording):
 
 
 def test_chat_frame_equals_the_template(builder):
-    tokenizer = pretrained.load_tokenizer(wiring.TINY_POLICY)
+    tokenizer = pretrained.load_tokenizer(environments.TINY_POLICIES['alfworld'])
     observation = Observation('now here', ADMISSIBLE)
     text = builder.render('find it', [], observation, 0, 2)
-    content = prompts.compact_wording('find it', [], 'now here', [c for c in ADMISSIBLE if c != 'help'], 0)
+    content = wordings.alfworld_compact('find it', [], 'now here', [c for c in ADMISSIBLE if c != 'help'], 0)
     expected = tokenizer.apply_chat_template([{'role': 'user', 'content': content}], add_generation_prompt=True,
                                              tokenize=False)
     assert text == expected

@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 
-from covsero_jax.envs import alfworld_engine
+from covsero_jax.envs import alfworld_engine, cache
 
 LAYOUT = 'json_2.1.1'  # the folder name that alfworld-download uses for every version of the data
 GAME_FILE = 'game.tw-pddl'
@@ -124,21 +124,16 @@ def find_games(data_folder: str | pathlib.Path | None, split: str) -> GameSet:
         [CACHE_FORMAT, sorted(skipped.items()), [(name, s.st_size, s.st_mtime_ns) for name, s in stats]]
     ).encode()).hexdigest()
     key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
-    cache = cache_folder() / 'alfworld' / f'{split}-{key}.zip'
-    index = _read_index(cache, fingerprint)
+    cache_file = cache.folder() / 'alfworld' / f'{split}-{key}.zip'
+    index = _read_index(cache_file, fingerprint)
     if index is None:
-        index, cache = _build_cache(folder, files, skipped, cache, fingerprint)
+        index, cache_file = _build_cache(folder, files, skipped, cache_file, fingerprint)
     entries = tuple(GameEntry(*row) for row in index['games'])
     if not entries:
         reasons = ', '.join(f'{count} {reason}' for reason, count in sorted(index['skipped'].items()))
         raise AlfworldDataError(f'0 playable games in {root} ({reasons or f"no {GAME_FILE} below it"}); '
                                 f'check the folder, or download the data again')
-    return GameSet(folder, entries, index['skipped'], cache)
-
-
-def cache_folder() -> pathlib.Path:
-    """Where caches and generated games are written: the variable COVSERO_CACHE, or ~/.cache/covsero_jax."""
-    return pathlib.Path(os.environ.get('COVSERO_CACHE') or '~/.cache/covsero_jax').expanduser()
+    return GameSet(folder, entries, index['skipped'], cache_file)
 
 
 def _data_folder(data_folder: str | pathlib.Path | None) -> pathlib.Path:

@@ -7,6 +7,7 @@ initial state, so that the members of a group are comparable; `step` executes on
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -16,10 +17,12 @@ class Observation:
     """What the agent sees after `reset` or `step`.
 
     text: exactly what the environment emitted; coverage compares this string.
-    admissible: the legal commands here, sorted.
+    admissible: the legal commands here, in an order that depends on the state alone; an entry such as
+    'search[<your query>]' is a form, see `admits`.
     reward: of the step just made (0 after reset). done: the episode is over. success: the task is solved (never
     inferred from `done`). task: the instruction, the same on every step of an episode.
     state: what step-level estimators compare to tell whether two rows stand in the same state; None = the text.
+    score: how much of the task is solved, in [0, 1], where an environment grades it (WebShop); reported, never trained on.
     """
 
     text: str
@@ -29,6 +32,21 @@ class Observation:
     success: bool = False
     task: str = ''
     state: str | None = None
+    score: float | None = None
+
+
+_FORM = re.compile(r'(\w+)\[<your [^\]]*>\]')  # a command with a free part
+
+
+def admits(admissible: Sequence[str], command: str) -> bool:
+    """Whether `command` is one of these, or fills in a form: 'search[<your query>]' admits 'search[red shoes]'."""
+    if command in admissible:
+        return True
+    forms = [form.group(1) for form in map(_FORM.fullmatch, admissible) if form]
+    return any(
+        command.startswith(f'{name}[') and command.endswith(']') and bool(command[len(name) + 1 : -1].strip())
+        for name in forms
+    )
 
 
 @runtime_checkable
@@ -55,7 +73,11 @@ class OracleEnv(Env, Protocol):
     """An environment that was built with an oracle. Those of evaluation are built without one, and raise here."""
 
     def oracle_command(self) -> str | None:
-        """The next command of a plan that solves the task from the present state; None when it is lost."""
+        """The next command of a plan that solves the task from the present state; None when it is lost.
+
+        An environment whose oracle has a known bound also has `oracle_steps`, one number per task: from any state in
+        which the episode is not over, so many remaining steps suffice. Roots of SERO's branches respect it.
+        """
 
 
 class OracleForbidden(RuntimeError):

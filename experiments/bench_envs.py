@@ -41,7 +41,8 @@ def webshop(data: str, num_products: int) -> dict[str, float]:
     more = [make() for _ in range(200)]
     for i, other in enumerate(more):
         other.reset(i % len(other.task_names))
-    out = {'tasks': len(env.task_names), 'build_s': built, 'world_mb': world, 'env_kb': 1000 * (resident_mb() - before - world) / len(more)}
+    out = {'tasks': len(env.task_names), 'build_s': built, 'world_mb': world,
+           'env_kb': 1000 * (resident_mb() - before - world) / len(more)}
     rng = random.Random(0)
 
     def query() -> str:

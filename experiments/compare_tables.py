@@ -228,7 +228,8 @@ def write(everything: Sequence[Result], folder: pathlib.Path, *, reference: str)
     text = '\n\n'.join([
         f'# {folder.name}', 'Success in %, mean ± standard deviation over seeds; differences are paired by seed, with their '
         '95 % interval (Student\'s t).', main_table(runs, reference),
-        *(['Task score, 0 to 100 (what success is a strict part of):', scores] if scores else []), 'After training, by task type (mean of splits and seeds):',
+        *(['Task score, 0 to 100 (what success is a strict part of):', scores] if scores else []),
+        'After training, by task type (mean of splits and seeds):',
         type_table(runs), *(['By the length of the expert plan (`eval.plan_bounds`):', plans] if plans else []),
         'Groups without contrast, in % (mean over updates and seeds):', failure_table(runs),
         *(['What the oracle did:', oracle] if oracle else []),

@@ -48,6 +48,7 @@ class AlfworldDemonstrations:
         kinds = {*alfworld_rooms.FITS, *alfworld_rooms.EXTRAS}.union(*alfworld_rooms.ATTRIBUTES.values())
         self.names = sorted(kind.lower() for kind in kinds)  # every receptacle and object, as the texts spell it
         self.whole_words = [f' {i}' for i in range(41)]  # numbers of receptacles and objects
+        self.alike = False
 
     def texts(self) -> list[str]:
         return [text for i, game in enumerate(self._games[:300]) for text in self._play(game, f'{self._seed}/{i}', None)]
@@ -101,6 +102,7 @@ class OracleDemonstrations:
         self._tasks = [(env, i) for n, env in enumerate(envs) for i in random.Random(f'tasks/{seed}/{n}').sample(
             range(len(env.task_names)), min(share, len(env.task_names)))][:num_tasks]
         self.names, self.whole_words = (), tuple(whole_words)
+        self.alike = bool(whole_words)  # one kind of thing: many words, each of them rare
 
     def texts(self) -> list[str]:
         """What the policy will read and write: pages or grids, tasks and commands."""
@@ -141,8 +143,8 @@ def make(environment: str, num_tasks: int, seed: int, unskilled: bool) -> Alfwor
     if environment == 'alfworld':
         return AlfworldDemonstrations(num_tasks, seed, unskilled)
     if environment == 'webshop':
-        envs = [webshop.make_env('generated', 'train', catalogue_seed=seed + GAMES_SEED + i, oracle=True, drop_unattainable=True)
-                for i in range(CATALOGUES)]
+        envs = [webshop.make_env('generated', split, catalogue_seed=seed + GAMES_SEED + i, oracle=True, drop_unattainable=True)
+                for i in range(CATALOGUES) for split in ('train', 'valid', 'test')]  # of other catalogues: all numbers are targets
         asins = sorted(product.asin.lower() for product in generator.generate(1000, 0))
         return OracleDemonstrations('webshop', envs, num_tasks, seed, asins)
     env = sokoban.make_env('train', num_levels=num_tasks, levels_seed=seed + GAMES_SEED, oracle=True)

@@ -161,7 +161,8 @@ def check_webshop() -> Iterator[Finding]:
         sources[f'WEBSHOP_DATA={os.environ["WEBSHOP_DATA"]}'] = os.environ['WEBSHOP_DATA']
     for title, data in sources.items():
         try:
-            splits = {split: env.make_env(data, split, oracle=True, drop_unattainable=True) for split in ('train', 'valid', 'test')}
+            splits = {split: env.make_env(data, split, oracle=True, drop_unattainable=True)
+                      for split in ('train', 'valid', 'test')}
         except (ValueError, OSError) as error:  # WebshopDataError
             yield Finding('wrong', f'{title}: {error}')
             continue

@@ -102,8 +102,8 @@ def play(env: base.OracleEnv, task: int, ask: Ask, images: Images) -> str:
         images.add(observation.text)
         print(f'\n> {typed}' + (f'   reward {observation.reward:g}' if observation.reward else ''))
     score = '' if observation.score is None else f', task score {100 * observation.score:.1f}'
-    return (f'{show(observation.text)}\n\n{"solved" if observation.success else "not solved"} after {len(before)} steps{score}'
-            f'{images.where()}')
+    outcome = 'solved' if observation.success else 'not solved'
+    return f'{show(observation.text)}\n\n{outcome} after {len(before)} steps{score}{images.where()}'
 
 
 def replay(path: pathlib.Path, number: int, ask: Ask, images: Images) -> str:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from covsero_jax.envs import base
-from covsero_jax.envs.webshop import env, reward
+from covsero_jax.envs.webshop import env, reward, shop
 from covsero_jax.envs.webshop.catalogue import WebshopDataError
 
 NUMBERS = (5, 1, 4, 3, 2, 6, 22, 12, 16, 43, 47, 53)  # by the asin alone: 4 train, 3 valid, 5 test
@@ -118,7 +118,7 @@ def test_every_listed_command_has_an_effect_but_a_choice_made_before(folder):
 
 
 def test_option_values_that_no_click_can_reach_are_not_listed():
-    assert [env._command(target) for target in ('red', '', 'a [b]', 'a\nb', 'search', 'a] b')] == [
+    assert [shop.click(target) for target in ('red', '', 'a [b]', 'a\nb', 'search', 'a] b')] == [
         'click[red]', '', '', '', '', 'click[a] b]']  # fmt: skip
 
 

@@ -96,7 +96,8 @@ class SokobanEnv:
         state, level = self._current(), self._levels[self._task_id]
         if self._is_done:
             raise RuntimeError('the episode is over; there is no next command')
-        plan = self._plan[1] if self._plan and self._plan[0] == state else _solution(level, state, self._max_steps - self._num_steps)
+        known = self._plan is not None and self._plan[0] == state
+        plan = self._plan[1] if known else _solution(level, state, self._max_steps - self._num_steps)
         if not plan:
             return None
         self._plan = (move(level, state, steps(level)[MOVES.index(plan[0])]), plan[1:])

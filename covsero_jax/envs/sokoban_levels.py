@@ -155,7 +155,8 @@ def from_files(path: str | os.PathLike, split: str, num_levels: int) -> tuple[Ta
                 plural = '' if len(level.boxes) == 1 else 'es'
                 chosen.setdefault(level, Task(f'{file.stem}-{number:05d}', f'{len(level.boxes)} box{plural}', level))
     if not chosen:
-        raise LevelError(f'{path}: none of its levels falls into split {split!r}; use more levels, or subfolders {", ".join(SPLITS)}')
+        raise LevelError(f'{path}: none of its levels falls into split {split!r}; use more levels, or subfolders '
+                         f'{", ".join(SPLITS)}')
     tasks = list(chosen.values())
     return tuple(tasks[i * len(tasks) // num_levels] for i in range(num_levels)) if num_levels < len(tasks) else tuple(tasks)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from covsero_jax.envs import base
-from covsero_jax.envs.webshop import catalogue, importer, pages, reward, shop
+from covsero_jax.envs.webshop import catalogue, generator, importer, oracle, pages, reward, shop
 from covsero_jax.envs.webshop.catalogue import WebshopDataError
 
 GOALS = ('synthetic', 'human')
@@ -58,7 +58,7 @@ class WebshopEnv:
         self.num_dropped = num_dropped  # unattainable goals that were left out
         self._world, self._shop = world, world.shop
         self._mode, self._max_steps, self._success_reward = observation, max_steps, success_reward
-        self._oracle = _make_oracle(world.shop) if use_oracle else None
+        self._oracle = oracle.Oracle(world.shop) if use_oracle else None
         self._state: shop.State | None = None
         self._num_steps, self._is_done = 0, False
 
@@ -127,14 +127,7 @@ def admissible(world: shop.Shop, state: shop.State) -> tuple[str, ...]:
     """The listed commands of a page, in its order; the search bar as a form, see `base.admits`."""
     if state.page == 'index':
         return (SEARCH_FORM,)
-    return tuple(filter(None, map(_command, world.clickables(state))))
-
-
-@functools.lru_cache(50_000)
-def _command(target: str) -> str:
-    """The command that clicks; '' where none does, as for an empty option value or one with a '[', see `shop.parse`."""
-    command = f'click[{target}]'
-    return command if shop.parse(command) == ('click', target) and target != shop.SEARCH else ''
+    return tuple(filter(None, map(shop.click, world.clickables(state))))
 
 
 def make_env(data: str | os.PathLike | None, split: str, *, num_products: int = 1000, catalogue_seed: int = 0,
@@ -184,8 +177,6 @@ def _world(data: str, num_products: int, seed: int, goals: str, option_match: st
     if data == 'generated':
         if num_products < 1:
             raise ValueError(f'num_products must be at least 1, not {num_products}')
-        from covsero_jax.envs.webshop import generator
-
         made = catalogue.Catalogue(generator.generate(num_products, seed), (), f'generated/{num_products}/{seed}', 'generated')
     else:
         made = importer.load(data)
@@ -206,12 +197,6 @@ def _world(data: str, num_products: int, seed: int, goals: str, option_match: st
 @functools.lru_cache(maxsize=32)
 def _attainable(sold: shop.Shop, goals: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(i for i in goals if sold.is_attainable(i))
-
-
-def _make_oracle(sold):
-    from covsero_jax.envs.webshop import oracle
-
-    return oracle.Oracle(sold)
 
 
 def _check(name: str, value: str, choices: Sequence[str]) -> None:

@@ -12,7 +12,16 @@ import random
 from collections.abc import Sequence
 
 from covsero_jax.envs.webshop.catalogue import Product
-from covsero_jax.envs.webshop.generator_words import BRANDS, COLOURS, FILLERS, GROUPS, QUALIFIERS, SERIES, SUFFIXES, Group
+from covsero_jax.envs.webshop.generator_words import (
+    BRANDS,
+    COLOURS,
+    FILLERS,
+    GROUPS,
+    QUALIFIERS,
+    SERIES,
+    SUFFIXES,
+    Group,
+)
 
 WITH_INSTRUCTION = 0.42  # shares of products, as in the real set
 WITH_OPTIONS, WITH_TWO_OPTIONS = 0.6, 0.5
@@ -43,7 +52,8 @@ def _product(seed: int, index: int) -> Product:
     wanted = _wanted(attributes, draw) if instructed else ()
     return Product(
         asin=_asin(index), title=title,
-        description=_description(leaf, [a for a in attributes if said[a] == 'description'], draw), bullets=_bullets(attributes, said, draw), category=group.department, query=leaf,
+        description=_description(leaf, [a for a in attributes if said[a] == 'description'], draw),
+        bullets=_bullets(attributes, said, draw), category=group.department, query=leaf,
         product_category=f'{group.path} › {leaf.title()}', price=price, price_tag=tag, options=_options(group, draw),
         attributes=attributes, instruction=_instruction(group, leaf, wanted) if instructed else None,
         instruction_attributes=wanted, title_nouns=nouns)  # fmt: skip

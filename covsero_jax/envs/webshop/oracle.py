@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from covsero_jax.envs.webshop import reward
 from covsero_jax.envs.webshop.catalogue import Goal, Product
-from covsero_jax.envs.webshop.shop import BACK, BUY, NEXT, PAGE_SIZE, PREVIOUS, Shop, State
+from covsero_jax.envs.webshop.shop import BACK, BUY, NEXT, PAGE_SIZE, PREVIOUS, SUB_PAGES, Shop, State, click
 
 _LIMIT = re.compile(r', and price lower than [0-9.]+ dollars$')
 _OPENING = re.compile(r'^(?:find me|show me|give me|buy me|i am looking for|i\'?m looking for|i want|i need)\s+', re.IGNORECASE)
@@ -73,7 +73,9 @@ class Oracle:
         """The (name, value) pairs to choose on the target's page so that buying it scores 1; None = there are none."""
         wanted = self._shop.goals[goal]
         product = self._shop.product(wanted.asin)
-        for chosen in _combinations(wanted, self._shop.option_names(wanted.asin), {}, self._shop.option_match):
+        names = {value: name for value, name in self._shop.option_names(wanted.asin).items()
+                 if click(value) and value not in (*SUB_PAGES, BACK, PREVIOUS, BUY)}  # others do something else, or nothing
+        for chosen in _combinations(wanted, names, {}, self._shop.option_match):
             if reward.purchase(product, wanted, list(chosen.values()), self._shop.option_match)[0] == 1.0:
                 return tuple(chosen.items())
         return None

@@ -207,6 +207,13 @@ def parse(action: str) -> tuple[str, str]:
     return (match[1], match[2].lower()) if match else ('', '')
 
 
+@functools.lru_cache(50_000)
+def click(target: str) -> str:
+    """The command that clicks; '' where none does, as for an empty option value or one with a '[', see `parse`."""
+    command = f'click[{target}]'
+    return command if parse(command) == ('click', target) and target != SEARCH else ''
+
+
 def indexed_text(product: Product) -> str:
     """What the search engine reads of a product: title, description, first bullet and options."""
     options = ', and '.join(f'{name}: {", ".join(values)}' for name, values in product.options)

@@ -48,7 +48,7 @@ class AlfworldDemonstrations:
         kinds = {*alfworld_rooms.FITS, *alfworld_rooms.EXTRAS}.union(*alfworld_rooms.ATTRIBUTES.values())
         self.names = sorted(kind.lower() for kind in kinds)  # every receptacle and object, as the texts spell it
         self.whole_words = [f' {i}' for i in range(41)]  # numbers of receptacles and objects
-        self.alike = False
+        self.num_alike = 0
 
     def texts(self) -> list[str]:
         return [text for i, game in enumerate(self._games[:300]) for text in self._play(game, f'{self._seed}/{i}', None)]
@@ -96,13 +96,13 @@ class OracleDemonstrations:
     """An environment's oracle on tasks that no run plays, drawn from several environments alike."""
 
     def __init__(self, environment: str, envs: Sequence[base.OracleEnv], num_tasks: int, seed: int,
-                 whole_words: Sequence[str] = ()):
+                 numbers: Sequence[str] = ()):
         self._environment, self._seed = environment, seed
         share = -(-num_tasks // len(envs))
         self._tasks = [(env, i) for n, env in enumerate(envs) for i in random.Random(f'tasks/{seed}/{n}').sample(
             range(len(env.task_names)), min(share, len(env.task_names)))][:num_tasks]
-        self.names, self.whole_words = (), tuple(whole_words)
-        self.alike = bool(whole_words)  # one kind of thing: many words, each of them rare
+        self.names, self.whole_words = (), ('[', *numbers) if numbers else ()  # else '[pink' is no copy of 'pink'
+        self.num_alike = len(numbers)  # of the last whole words: of one kind, each of them rare
 
     def texts(self) -> list[str]:
         """What the policy will read and write: pages or grids, tasks and commands."""

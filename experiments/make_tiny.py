@@ -46,6 +46,8 @@ ROWS = 32  # per optimizer step
 MICRO_ROWS = 8  # of them at one time
 # Language-model loss on the prompt: repeated names teach copying; hits of a search and grids are not to be predicted.
 PROMPT_WEIGHTS = {'alfworld': 0.5, 'webshop': 0.1, 'sokoban': 0.02}
+# Times the usual 0.02. Larger is a faster start at width 128, but copying from a long page is learnt from small weights.
+INITS = {'alfworld': 3.0, 'webshop': 1.0, 'sokoban': 3.0}
 SAVE_EVERY = 1000
 LENGTHS = (64, 96, 128, 160, 192, 224, 256, 320, 448)  # row lengths that are compiled
 
@@ -172,7 +174,7 @@ def main(argv: Sequence[str]) -> None:
     rows = demonstrated.rows(wiring.make_prompts(config, tokenizer))
     lengths = [len(row.prompt) + len(row.reply) for row in rows]
     print(f'{len(rows)} rows of {np.mean(lengths):.0f} tokens (longest {max(lengths)})')
-    folder = train(out, rows, seed, _UPDATES.value, len(demonstrated.whole_words) if demonstrated.alike else 0)
+    folder = train(out, rows, seed, _UPDATES.value, demonstrated.num_alike)
     write_card(folder, len(rows), seed)
     print(f'results: {folder}')
 
@@ -196,8 +198,8 @@ def train(out: pathlib.Path, rows: Sequence[demonstrations.Row], seed: int, upda
     vocabulary = len(pretrained.load_tokenizer(out / 'tokenizer'))
     config = model.QwenConfig(vocab_size=-(-vocabulary // 16) * 16, rope_theta=1e4, max_positions=4096,
                               num_layers=LAYERS[_ENVIRONMENT.value], **SIZES)
-    # The usual 0.02 suits wide models; at width 128 it is a slow start.
-    params = jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, model.init_params(config, jax.random.key(seed)))
+    larger = INITS[_ENVIRONMENT.value]
+    params = jax.tree.map(lambda x: x * larger if x.ndim > 1 else x, model.init_params(config, jax.random.key(seed)))
     if num_alike:
         alike_ND = params['embed']['embedding'][vocabulary - num_alike : vocabulary]
         params['embed']['embedding'] = params['embed']['embedding'].at[vocabulary - num_alike : vocabulary].add(2 * alike_ND[0])

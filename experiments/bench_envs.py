@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import pickle
 import random
@@ -18,6 +19,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -74,6 +76,7 @@ def sokoban(height: int, width: int, boxes: int, moves: tuple[int, int]) -> dict
     """One kind of level: generating, steps with the text grid, the solver."""
     from covsero_jax.envs import sokoban as sokoban_env
 
+    os.environ['COVSERO_CACHE'] = tempfile.mkdtemp()  # levels are generated now, not read
     began = time.perf_counter()
     env = sokoban_env.make_env('train', height=height, width=width, boxes=boxes, min_moves=moves[0], max_moves=moves[1],
                                num_levels=1000, max_steps=50, oracle=True)

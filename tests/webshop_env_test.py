@@ -53,8 +53,10 @@ def own_cache(tmp_path_factory):
         patch.setenv('COVSERO_CACHE', str(tmp_path_factory.mktemp('cache')))
         patch.delenv('WEBSHOP_DATA', raising=False)
         env._world.cache_clear()
+        env._tasks.cache_clear()
         yield
     env._world.cache_clear()
+    env._tasks.cache_clear()
 
 
 def shop_of(folder: pathlib.Path, split: str = 'train', **options) -> env.WebshopEnv:
@@ -63,7 +65,7 @@ def shop_of(folder: pathlib.Path, split: str = 'train', **options) -> env.Websho
 
 def purchase_of(made: env.WebshopEnv, task: int, values: tuple[str, ...] | None = None) -> list[str]:
     """Commands that buy the target of a task with the goal's options, or with these values."""
-    goal = made._shop.goals[made._goals[task]]
+    goal = made._shop.goals[made._tasks.goals[task]]
     values = [value for _, value in goal.options] if values is None else values
     title = made._shop.product(goal.asin).title
     return [f'search[{title.lower()}]', f'click[{goal.asin.lower()}]', *(f'click[{value}]' for value in values), 'click[buy now]']
@@ -71,7 +73,7 @@ def purchase_of(made: env.WebshopEnv, task: int, values: tuple[str, ...] | None 
 
 def attainable(made: env.WebshopEnv, is_so: bool = True) -> int:
     """The first task that can, or cannot, be won by exact choices."""
-    return next(i for i, goal in enumerate(made._goals) if made._shop.is_attainable(goal) == is_so)
+    return next(i for i, goal in enumerate(made._tasks.goals) if made._shop.is_attainable(goal) == is_so)
 
 
 # ---- the protocol ----------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ def test_reset_shows_the_index_page_and_the_task(folder):
         assert (first.text, first.admissible) == ('Search', ('search[<your query>]',))
         assert first.task.startswith('Find me handmade') and first.task not in first.text
         assert (first.reward, first.done, first.success, first.score, first.state) == (0.0, False, False, 0.0, None)
-        assert name.startswith(made._shop.goals[made._goals[task]].asin)
+        assert name.startswith(made._shop.goals[made._tasks.goals[task]].asin)
 
 
 def test_the_task_is_the_same_on_every_step(folder):
@@ -146,7 +148,7 @@ def test_only_a_purchase_that_scores_one_is_a_success(folder):
     task = attainable(made)
     good = base.replay(made, task, purchase_of(made, task))
     assert (good.done, good.success, good.reward, good.score, good.admissible) == (True, True, 10.0, 1.0, ())
-    wanted = [value for _, value in made._shop.goals[made._goals[task]].options]
+    wanted = [value for _, value in made._shop.goals[made._tasks.goals[task]].options]
     for number in range(len(wanted)):  # two attributes, the price and some options, of all
         poor = base.replay(made, task, purchase_of(made, task, wanted[:number]))
         assert (poor.done, poor.success, poor.reward) == (True, False, 0.0)
@@ -166,7 +168,7 @@ def test_the_score_is_that_of_the_rules(folder):
     made, values = shop_of(folder), ('small', 'sandalwood')
     task = attainable(made, False)
     last = base.replay(made, task, purchase_of(made, task, values))
-    goal = made._shop.goals[made._goals[task]]
+    goal = made._shop.goals[made._tasks.goals[task]]
     assert last.score == reward.purchase(made._shop.product(goal.asin), goal, values)[0]
 
 
@@ -290,7 +292,7 @@ def test_splits_share_no_target(folder):
 
 def test_unattainable_goals_can_be_dropped_and_are_counted(folder):
     everything, rest = shop_of(folder), shop_of(folder, drop_unattainable=True)
-    lost = [i for i, goal in enumerate(everything._goals) if not everything._shop.is_attainable(goal)]
+    lost = [i for i, goal in enumerate(everything._tasks.goals) if not everything._shop.is_attainable(goal)]
     assert lost and rest.num_dropped == len(lost) == len(everything.task_names) - len(rest.task_names)
     assert set(rest.task_names) == {name for i, name in enumerate(everything.task_names) if i not in lost}
     assert everything.num_dropped == 0

@@ -21,8 +21,20 @@ class World(NamedTuple):
     """What all environments over one catalogue share."""
 
     shop: shop.Shop
+    oracle: oracle.Oracle
     names: tuple[str, ...]  # of the goals: asin and the goal's number within its product
     fingerprint: str  # worlds with the same one are the same
+
+
+class Tasks(NamedTuple):
+    """Some goals of a world in the order of their names; shared, for there may be a million."""
+
+    goals: tuple[int, ...]
+    names: tuple[str, ...]
+    types: tuple[str, ...]  # departments
+    oracle_steps: tuple[int, ...]
+    known: frozenset[str]  # the names
+    num_dropped: int  # unattainable goals that were left out
 
 
 class Snapshot(NamedTuple):
@@ -44,28 +56,24 @@ class WebshopEnv:
     `oracle_steps`: 4 (back to search, search, product, buy) + the number of the goal's options, for attainable goals.
     """
 
-    def __init__(self, world: World, goals: Sequence[int], *, observation: str = 'text', max_steps: int = 15,
-                 use_oracle: bool = False, success_reward: float = 10.0, num_dropped: int = 0):
+    def __init__(self, world: World, tasks: Tasks, *, observation: str = 'text', max_steps: int = 15,
+                 use_oracle: bool = False, success_reward: float = 10.0):
         _check('observation', observation, OBSERVATIONS)
         if max_steps < 1:
             raise ValueError(f'max_steps must be at least 1, not {max_steps}')
-        self._goals = tuple(goals)
-        self.task_names = tuple(world.names[goal] for goal in self._goals)
-        self._names = frozenset(self.task_names)
-        wanted = [world.shop.goals[goal] for goal in self._goals]
-        self.task_types = tuple(world.shop.product(goal.asin).category for goal in wanted)
-        self.oracle_steps = tuple(4 + len(goal.options) for goal in wanted)
-        self.num_dropped = num_dropped  # unattainable goals that were left out
+        self._tasks = tasks
+        self.task_names, self.task_types, self.oracle_steps = tasks.names, tasks.types, tasks.oracle_steps
+        self.num_dropped = tasks.num_dropped
         self._world, self._shop = world, world.shop
         self._mode, self._max_steps, self._success_reward = observation, max_steps, success_reward
-        self._oracle = oracle.Oracle(world.shop) if use_oracle else None
+        self._oracle = world.oracle if use_oracle else None
         self._state: shop.State | None = None
         self._num_steps, self._is_done = 0, False
 
     def reset(self, task_id: int) -> base.Observation:
-        if not 0 <= task_id < len(self._goals):
-            raise IndexError(f'task {task_id} of {len(self._goals)} goals')
-        self._state, self._num_steps = self._shop.reset(self._goals[task_id]), 0
+        if not 0 <= task_id < len(self.task_names):
+            raise IndexError(f'task {task_id} of {len(self.task_names)} goals')
+        self._state, self._num_steps = self._shop.reset(self._tasks.goals[task_id]), 0
         return self._observe()
 
     def step(self, command: str) -> base.Observation:
@@ -83,7 +91,7 @@ class WebshopEnv:
         """Raises ValueError for a snapshot of another catalogue, of other goals, of other rules or of a task not among these."""
         if snapshot.world != self._world.fingerprint:
             raise ValueError(f'a snapshot of the shop {snapshot.world} does not belong to the shop {self._world.fingerprint}')
-        if snapshot.task not in self._names:
+        if snapshot.task not in self._tasks.known:
             raise ValueError(f'a snapshot of task {snapshot.task} belongs to an environment with other tasks')
         self._state, self._num_steps = snapshot.state, snapshot.num_steps
         return self._observe()
@@ -160,16 +168,9 @@ def make_env(data: str | os.PathLike | None, split: str, *, num_products: int = 
     if data is None and not (data := os.environ.get('WEBSHOP_DATA')):
         raise WebshopDataError('the variable WEBSHOP_DATA is not set: set it to the folder of the official product files or to '
                                'a compiled catalogue, or use the generated one')
-    world = _world(str(data), num_products, catalogue_seed, goals, option_match, show_attributes)
-    chosen = catalogue.split_goals(world.shop.goals, split, split_by)
-    kept = _attainable(world.shop, chosen) if drop_unattainable else chosen
-    if not kept:
-        raise WebshopDataError(f'no goal of split {split!r} is attainable')
-    tasks = sorted(kept, key=world.names.__getitem__)
-    if max_tasks is not None and max_tasks < len(tasks):
-        tasks = [tasks[i * len(tasks) // max_tasks] for i in range(max_tasks)]
-    return WebshopEnv(world, tasks, observation=observation, max_steps=max_steps, use_oracle=oracle,
-                      success_reward=success_reward, num_dropped=len(chosen) - len(kept))
+    place = (str(data), num_products, catalogue_seed, goals, option_match, show_attributes)
+    return WebshopEnv(_world(*place), _tasks(place, split, split_by, drop_unattainable, max_tasks), observation=observation,
+                      max_steps=max_steps, use_oracle=oracle, success_reward=success_reward)
 
 
 @functools.lru_cache(maxsize=8)
@@ -191,12 +192,22 @@ def _world(data: str, num_products: int, seed: int, goals: str, option_match: st
     for goal in wanted:
         names.append(f'{goal.asin}-{count[goal.asin]:04d}')
         count[goal.asin] += 1
-    return World(world, tuple(names), f'{made.source}/{seed}/{goals}/{option_match}/{show_attributes}')
+    return World(world, oracle.Oracle(world), tuple(names), f'{made.source}/{seed}/{goals}/{option_match}/{show_attributes}')
 
 
 @functools.lru_cache(maxsize=32)
-def _attainable(sold: shop.Shop, goals: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(i for i in goals if sold.is_attainable(i))
+def _tasks(place: tuple, split: str, split_by: str, drop_unattainable: bool, max_tasks: int | None) -> Tasks:
+    world = _world(*place)
+    sold, chosen = world.shop, catalogue.split_goals(world.shop.goals, split, split_by)
+    kept = [i for i in chosen if sold.is_attainable(i)] if drop_unattainable else chosen
+    if not kept:
+        raise WebshopDataError(f'no goal of split {split!r} is attainable')
+    ordered = sorted(kept, key=world.names.__getitem__)
+    if max_tasks is not None and max_tasks < len(ordered):
+        ordered = [ordered[i * len(ordered) // max_tasks] for i in range(max_tasks)]
+    wanted, names = [sold.goals[i] for i in ordered], tuple(world.names[i] for i in ordered)
+    return Tasks(tuple(ordered), names, tuple(sold.product(goal.asin).category for goal in wanted),
+                 tuple(4 + len(goal.options) for goal in wanted), frozenset(names), len(chosen) - len(kept))
 
 
 def _check(name: str, value: str, choices: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ setup(
     package_data={'covsero_jax': ['assets/**/*', 'envs/data/*']},
     install_requires=[
         'jax>=0.6', 'flax>=0.10', 'optax>=0.2.4', 'orbax-checkpoint>=0.11', 'transformers>=4.50',
-        'ml-collections', 'absl-py', 'chex', 'numpy', 'tqdm', 'safetensors', 'tensorboardX', 'matplotlib', 'jinja2',
+        'ml-collections', 'absl-py', 'chex', 'numpy', 'tqdm', 'safetensors', 'tensorboardX', 'matplotlib', 'jinja2', 'pillow',
         'PyStemmer', 'rapidfuzz',
     ],
     extras_require={

@@ -250,7 +250,7 @@ def test_what_is_saved_is_loaded_equal(tmp_path_factory, made):
 
 
 def packed(*lines: object) -> bytes:
-    return gzip.compress(b''.join(json.dumps(line).encode() + b'\n' for line in lines))
+    return gzip.compress(b''.join(json.dumps(line).encode() + b'\n' for line in lines), mtime=0)
 
 
 HEADER = {'format': catalogue.FORMAT, 'version': catalogue.VERSION, 'source': 's', 'nouns': 'n', 'num_products': 1,

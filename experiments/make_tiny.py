@@ -48,6 +48,7 @@ MICRO_ROWS = 8  # of them at one time
 PROMPT_WEIGHTS = {'alfworld': 0.5, 'webshop': 0.1, 'sokoban': 0.02}
 # Times the usual 0.02. Larger is a faster start at width 128, but copying from a long page is learnt from small weights.
 INITS = {'alfworld': 3.0, 'webshop': 1.0, 'sokoban': 3.0}
+RARE = 12.0  # times the usual 0.02
 SAVE_EVERY = 1000
 LENGTHS = (64, 96, 128, 160, 192, 224, 256, 320, 448)  # row lengths that are compiled
 
@@ -192,8 +193,8 @@ def _commands(folder: pathlib.Path, seed: int) -> str:
 def train(out: pathlib.Path, rows: Sequence[demonstrations.Row], seed: int, updates: int, num_alike: int) -> pathlib.Path:
     """Clone, and write OUT/update_N (a whole Hugging Face folder) every SAVE_EVERY updates; returns the last one.
 
-    num_alike: the last so many tokens are of one kind (article numbers). Their embeddings start with a part in common, so
-    that attention finds them all from the first, not each when it has been met often enough.
+    num_alike: the last so many tokens are of one kind (article numbers), and rare. Their embeddings start with a part in
+    common and as large as frequent words' become, so that what is learnt for some holds for all.
     """
     vocabulary = len(pretrained.load_tokenizer(out / 'tokenizer'))
     config = model.QwenConfig(vocab_size=-(-vocabulary // 16) * 16, rope_theta=1e4, max_positions=4096,
@@ -202,7 +203,8 @@ def train(out: pathlib.Path, rows: Sequence[demonstrations.Row], seed: int, upda
     params = jax.tree.map(lambda x: x * larger if x.ndim > 1 else x, model.init_params(config, jax.random.key(seed)))
     if num_alike:
         alike_ND = params['embed']['embedding'][vocabulary - num_alike : vocabulary]
-        params['embed']['embedding'] = params['embed']['embedding'].at[vocabulary - num_alike : vocabulary].add(2 * alike_ND[0])
+        params['embed']['embedding'] = (
+            params['embed']['embedding'].at[vocabulary - num_alike : vocabulary].set(RARE * (alike_ND + alike_ND[0])))
     if _START.value:
         config, params = pretrained.load_folder(_START.value)
     optimizer = make_optimizer(updates, _RATE.value)

@@ -22,7 +22,7 @@ PYTHON = (3, 11)
 PACKAGES = {  # the lower bounds of setup.py; '' = any version
     'jax': '0.6', 'flax': '0.10', 'optax': '0.2.4', 'orbax-checkpoint': '0.11', 'transformers': '4.50',
     'ml-collections': '', 'absl-py': '', 'chex': '', 'numpy': '', 'tqdm': '', 'safetensors': '', 'tensorboardX': '',
-    'matplotlib': '', 'jinja2': '', 'PyStemmer': '', 'rapidfuzz': '',
+    'matplotlib': '', 'jinja2': '', 'pillow': '', 'PyStemmer': '', 'rapidfuzz': '',
 }
 OFFICIAL_ENGINE = {'alfworld': '0.4.2', 'textworld': '1.7.0'}  # the versions that the native engine was compared with
 OFFICIAL_COUNTS = {'train': 3553, 'valid_seen': 140, 'valid_unseen': 134}

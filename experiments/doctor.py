@@ -184,8 +184,9 @@ def check_sokoban() -> Iterator[Finding]:
 
 def _oracle_findings(title: str, env) -> Iterator[Finding]:
     """Plays up to PROBED_GAMES evenly spaced tasks by the oracle."""
-    count = len(env.task_names)
-    chosen = [i * count // min(PROBED_GAMES, count) for i in range(min(PROBED_GAMES, count))]
+    from covsero_jax.envs import base
+
+    chosen = base.evenly_spaced(range(len(env.task_names)), PROBED_GAMES)
     for task_id in chosen:
         observation = env.reset(task_id)
         while not observation.done:

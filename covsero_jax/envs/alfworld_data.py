@@ -13,13 +13,12 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
 
-from covsero_jax.envs import alfworld_engine, cache
+from covsero_jax.envs import alfworld_engine, base, cache
 
 LAYOUT = 'json_2.1.1'  # the folder name that alfworld-download uses for every version of the data
 GAME_FILE = 'game.tw-pddl'
@@ -82,9 +81,7 @@ class GameSet:
         """At most `max_games` games, evenly spaced in the sorted list, so that all task types stay represented."""
         if max_games < 1:
             raise ValueError(f'max_games must be at least 1, not {max_games}')
-        count = min(max_games, len(self))
-        chosen = tuple(self.entries[i * len(self) // count] for i in range(count))
-        return GameSet(self.folder, chosen, self.skipped, self._cache_path)
+        return GameSet(self.folder, base.evenly_spaced(self.entries, max_games), self.skipped, self._cache_path)
 
     def _parse(self, task_id: int) -> alfworld_engine.Game:
         entry = self.entries[task_id]
@@ -175,23 +172,17 @@ def _read_index(cache: pathlib.Path, fingerprint: str) -> dict | None:
         return None
 
 
-def _build_cache(folder: pathlib.Path, files: list[pathlib.Path], skipped: collections.Counter, cache: pathlib.Path,
+def _build_cache(folder: pathlib.Path, files: list[pathlib.Path], skipped: collections.Counter, cache_file: pathlib.Path,
                  fingerprint: str) -> tuple[dict, pathlib.Path | None]:
     """Read every game file once and keep what is needed; where no cache can be written, warn and do without."""
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=cache.parent, prefix=cache.stem, suffix='.part')
-        os.close(handle)
-        try:
-            with zipfile.ZipFile(temporary, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                index = _read_entries(folder, files, skipped, archive.writestr) | {'fingerprint': fingerprint}
-                archive.writestr('index.json', json.dumps(index))
-            os.replace(temporary, cache)  # whole or absent, also when two processes build it at once
-        finally:
-            pathlib.Path(temporary).unlink(missing_ok=True)
-        return index, cache
+        with (cache.replacing(cache_file) as temporary,
+              zipfile.ZipFile(temporary, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive):
+            index = _read_entries(folder, files, skipped, archive.writestr) | {'fingerprint': fingerprint}
+            archive.writestr('index.json', json.dumps(index))
+        return index, cache_file
     except OSError as error:
-        warnings.warn(f'the list of games is not cached ({cache}: {error.strerror}); every start reads all game files. '
+        warnings.warn(f'the list of games is not cached ({cache_file}: {error.strerror}); every start reads all game files. '
                       'Set COVSERO_CACHE to a folder that can be written.', stacklevel=3)
         return _read_entries(folder, files, skipped, lambda name, text: None), None
 

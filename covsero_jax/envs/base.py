@@ -35,6 +35,12 @@ class Observation:
     score: float | None = None
 
 
+def evenly_spaced(items: Sequence, count: int) -> tuple:
+    """`count` of the items, from the first on; all where there are no more."""
+    chosen = min(count, len(items))
+    return tuple(items[i * len(items) // chosen] for i in range(chosen))
+
+
 _FORM = re.compile(r'(\w+)\[<your [^\]]*>\]')  # a command with a free part
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import tqdm
 
 from covsero_jax.envs import cache, sokoban_solver
+from covsero_jax.envs.base import evenly_spaced
 from covsero_jax.envs.sokoban_rules import Level, start, steps
 
 VERSION = 1  # of generated levels
@@ -157,8 +158,7 @@ def from_files(path: str | os.PathLike, split: str, num_levels: int) -> tuple[Ta
     if not chosen:
         raise LevelError(f'{path}: none of its levels falls into split {split!r}; use more levels, or subfolders '
                          f'{", ".join(SPLITS)}')
-    tasks = list(chosen.values())
-    return tuple(tasks[i * len(tasks) // num_levels] for i in range(num_levels)) if num_levels < len(tasks) else tuple(tasks)
+    return evenly_spaced(tuple(chosen.values()), num_levels)
 
 
 # ------------------------------------------------------------------------------------------------------- generator
@@ -193,7 +193,8 @@ def generate(room: Room, split: str, num_levels: int, seed: int) -> tuple[Task, 
     else:
         drawn = _draw(room, split, seed)
         kept = [next(drawn) for _ in tqdm.trange(num_levels, desc='levels', leave=False, delay=1)]
-        _write(file, kept)
+        with cache.replacing(file) as temporary:
+            temporary.write_text(''.join(f'; {moves}\n{to_text(level)}\n\n' for level, moves in kept))
     return tuple(Task(f'{room.height}x{room.width}-{room.boxes}-{i:05d}', _kind(moves), level)
                  for i, (level, moves) in enumerate(kept))
 
@@ -232,11 +233,3 @@ def _room(room: Room, draw: random.Random) -> Level:
     walls = frozenset(range(height * width)) - set(free)
     level = Level(height, width, walls, frozenset(chosen[:boxes]), frozenset(chosen[boxes:-1]), chosen[-1])
     return level._replace(walls=frozenset(range(height * width)) - inside(level) - level.targets - level.boxes)
-
-
-def _write(file: pathlib.Path, kept: Sequence[tuple[Level, int]]) -> None:
-    """Readers never see a part of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f'{file.name}.{os.getpid()}.tmp')
-    temporary.write_text(''.join(f'; {moves}\n{to_text(level)}\n\n' for level, moves in kept))
-    os.replace(temporary, file)

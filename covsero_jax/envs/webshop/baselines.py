@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from covsero_jax.envs.base import evenly_spaced
 from covsero_jax.envs.webshop import catalogue, generator, importer
 from covsero_jax.envs.webshop.shop import BUY, PAGE_SIZE, Shop
 
@@ -37,8 +38,8 @@ def make_shop(data: str, num_products: int = 1000, seed: int = 0) -> Shop:
 
 def measure(shop: Shop, num_goals: int = 2000) -> Difficulty:
     """Over `num_goals` goals, evenly spaced."""
-    count = min(num_goals, len(shop.goals))
-    goals = [i * len(shop.goals) // count for i in range(count)]
+    goals = evenly_spaced(range(len(shop.goals)), num_goals)
+    count = len(goals)
     plain, clicked = ([buy_first_hit(shop, goal, options) for goal in goals] for options in (False, True))
     ranks = [rank(shop, goal) for goal in goals]
     return Difficulty(

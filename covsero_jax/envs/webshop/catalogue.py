@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from covsero_jax.envs import cache
+
 
 class WebshopDataError(ValueError):
     """Product data that cannot be used; the message names the file, the product and the field."""
@@ -190,18 +192,12 @@ VERSION = 1
 
 def save(catalogue: Catalogue, path: str | os.PathLike) -> None:
     """Writes one gzip file of JSON lines: a header, the products, the instructions. Readers never see a part of it."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     header = {'format': FORMAT, 'version': VERSION, 'source': catalogue.source, 'nouns': catalogue.nouns,
               'num_products': len(catalogue.products), 'num_instructions': len(catalogue.instructions)}
-    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(temporary, 'wb') as file, gzip.GzipFile('', 'wb', 6, file, mtime=0) as packed:
-            for line in itertools.chain([header], catalogue.products, catalogue.instructions):
-                packed.write(json.dumps(line, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n')
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (cache.replacing(pathlib.Path(path)) as temporary, open(temporary, 'wb') as file,
+          gzip.GzipFile('', 'wb', 6, file, mtime=0) as packed):
+        for line in itertools.chain([header], catalogue.products, catalogue.instructions):
+            packed.write(json.dumps(line, ensure_ascii=False).encode('utf-8', 'surrogatepass') + b'\n')
 
 
 def load(path: str | os.PathLike) -> Catalogue:

@@ -203,8 +203,8 @@ def _tasks(place: tuple, split: str, split_by: str, drop_unattainable: bool, max
     if not kept:
         raise WebshopDataError(f'no goal of split {split!r} is attainable')
     ordered = sorted(kept, key=world.names.__getitem__)
-    if max_tasks is not None and max_tasks < len(ordered):
-        ordered = [ordered[i * len(ordered) // max_tasks] for i in range(max_tasks)]
+    if max_tasks is not None:
+        ordered = base.evenly_spaced(ordered, max_tasks)
     wanted, names = [sold.goals[i] for i in ordered], tuple(world.names[i] for i in ordered)
     return Tasks(tuple(ordered), names, tuple(sold.product(goal.asin).category for goal in wanted),
                  tuple(4 + len(goal.options) for goal in wanted), frozenset(names), len(chosen) - len(kept))

@@ -90,7 +90,7 @@ def _places(attributes: Sequence[str], draw: random.Random) -> dict[str, str]:
 
 
 def _title(brand: str, series: str, leaf: str, attributes: Sequence[str], draw: random.Random) -> tuple[str, tuple[str, ...]]:
-    """(five to nine words, its nouns)."""
+    """(four to ten words, its nouns)."""
     suffix, suffix_nouns = draw.choice(SUFFIXES)
     said = attributes[:1]
     words = [brand, series, draw.choice(QUALIFIERS), *(said[0].title().split() if said else ()),
@@ -125,7 +125,7 @@ def _price(group: Group, draw: random.Random) -> tuple[float, str]:
 
 
 def _options(group: Group, draw: random.Random) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Up to two kinds of options, with two to five values each."""
+    """Up to two kinds of options, with three to six values each."""
     if draw.random() >= WITH_OPTIONS:
         return ()
     names = draw.sample(sorted(group.options), 2 if draw.random() < WITH_TWO_OPTIONS and len(group.options) > 1 else 1)

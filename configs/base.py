@@ -81,7 +81,13 @@ def _paper() -> ConfigDict:
     c.model = ConfigDict()
     c.model.path = 'models/Qwen2.5-1.5B-Instruct'  # Hugging Face folder; '' = the packaged tiny policy
     c.model.dtype = 'bfloat16'  # of matrix products; parameters are float32 masters
-    c.model.remat = True  # recompute layers in the backward pass
+    c.model.remat = 'full'  # what the backward pass computes again: 'none' | 'dots' | 'full', see model.REMAT
+
+    c.model.attention_chunk = 512  # queries whose scores exist at one time, in sequences that are longer; 0 = all
+
+    c.lora = ConfigDict()
+    c.lora.rank = 0  # > 0: only adapters beside the matrices learn; the rest is kept in model.dtype, without moments
+    c.lora.alpha = 32.0  # their output is scaled by alpha / rank
 
     c.prompt = ConfigDict()
     c.prompt.wording = 'full'  # 'full' (instruction-tuned models) | 'compact' (the tiny policy)
@@ -98,6 +104,7 @@ def _paper() -> ConfigDict:
     c.rollout.band_head = 0.5  # tokens at least so likely are the head band
     c.rollout.band_floor = 0.01  # less likely ones are never favoured
     c.rollout.row_buckets = (32, 64, 128)  # batch sizes that are compiled
+    c.rollout.gather_weights = True  # sample from a copy in model.dtype that fsdp does not cut; False: from the shards
     c.rollout.save_trajectories = 10  # write every n-th update's episodes (1 = all, 0 = none)
 
     c.advantage = ConfigDict()
@@ -155,18 +162,24 @@ def _paper() -> ConfigDict:
     c.loss.chunk = 64  # reply positions whose logits exist at one time
 
     c.optimizer = ConfigDict()  # learner.OptimizerConfig
+    c.optimizer.name = 'adamw'  # 'adamw' | 'adafactor' (8 bytes a parameter less)
+    c.optimizer.first_moment = 'float32'  # of adamw: 'float32' | 'bfloat16'
     c.optimizer.learning_rate = 1e-6
     c.optimizer.warmup_steps = 0
     c.optimizer.weight_decay = 0.01
     c.optimizer.max_grad_norm = 1.0
     c.learner = ConfigDict()
     c.learner.minibatch = 256  # rows per optimizer step
-    c.learner.micro_batch = 32  # rows on the devices at one time
+    c.learner.micro_batch = 8  # rows on the devices at one time; with packing, sequences
+    c.learner.pack_length = 4096  # tokens of a sequence that several rows share; 0 = a sequence for every row
+    c.learner.pack_rows = 16  # in one sequence, at most
+    c.learner.pack_actions = 0  # reply tokens in one sequence, at most; 0 = a quarter of its length
     c.learner.epochs = 1  # passes over the rows of an update
 
     c.mesh = ConfigDict()
     c.mesh.data = 1  # copies of the parameters
-    c.mesh.fsdp = 0  # devices that share one copy; 0 = all that are left
+    c.mesh.fsdp = 0  # devices that share one copy and gather each layer when it is used; 0 = all that are left
+    c.mesh.tensor = 1  # devices that share a copy and the work of each layer; divides the key/value heads
     c.mesh.min_memory_gib = 64  # device memory below which the run refuses to start; 0 = do not check
 
     c.eval = ConfigDict()
@@ -193,7 +206,7 @@ def _webshop(c: ConfigDict) -> None:
     c.env.max_steps = 15
     c.eval.splits = ('valid', 'test')
     c.prompt.buckets = (512, 1024, 2048, 3072, 4096)
-    c.learner.minibatch, c.learner.micro_batch = 64, 16
+    c.learner.minibatch, c.learner.pack_length = 64, 8192
     c.advantage.normalisation = 'mean'
     c.advantage.goal_discount = 0.2
 
@@ -206,7 +219,7 @@ def _sokoban(c: ConfigDict) -> None:
     c.eval.splits = ('valid', 'test')
     c.prompt.buckets = (256, 512, 1024)
     c.rollout.num_groups = 32
-    c.learner.minibatch, c.learner.micro_batch = 64, 32
+    c.learner.minibatch = 64
     c.advantage.normalisation = 'mean'
     c.advantage.goal_discount = 0.8
 
@@ -220,18 +233,20 @@ def _tiny(c: ConfigDict) -> None:
     c.env.max_steps = 30
     c.env.num_workers = 0
     c.model.path = ''
-    c.model.dtype, c.model.remat = 'float32', False
+    c.model.dtype, c.model.remat, c.model.attention_chunk = 'float32', 'none', 0
     c.prompt.wording = 'compact'
     c.prompt.buckets = (96, 128, 160, 192, 224, 256, 320, 448)
     c.prompt.max_action = 16
     c.rollout.num_groups, c.rollout.group_size = 8, 8
     c.rollout.temperature = 0.6  # at 1.0 this policy's errors in copying names drown what it explores
     c.rollout.row_buckets = (8, 32)
+    c.rollout.gather_weights = False
     c.rollout.save_trajectories = 1
     c.loss.kl_coef = 0.0  # the start is far from the goal: staying close to it is not wanted
     c.loss.chunk = 16
     c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-4, 10
     c.learner.minibatch = 256
+    c.learner.pack_length = 0  # short rows in eight buckets hardly need padding
     c.learner.micro_batch = 4  # a program's buffers stay below 32 MiB; above, malloc maps fresh pages at every call
     c.mesh.fsdp = 1  # the tiny policy gains nothing from a second device
     c.mesh.min_memory_gib = 0

@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import numpy as np
 
+from covsero_jax import packing
 from covsero_jax.trajectory import OracleStep
 
 Array = jax.Array | np.ndarray
@@ -33,12 +34,20 @@ class TokenBatch:
     action_BA: Array  # int32
     action_mask_BA: Array  # bool; all False on padding rows
 
+    @property
+    def num_real(self) -> int:
+        return int(np.sum(self.prompt_mask_BP) + np.sum(self.action_mask_BA))
+
+    @property
+    def num_slots(self) -> int:
+        return self.prompt_mask_BP.size + self.action_mask_BA.size
+
 
 @flax.struct.dataclass
 class PolicyBatch:
     """One micro-batch of the policy loss. None = not computed; the train step refuses what it needs."""
 
-    tokens: TokenBatch
+    tokens: TokenBatch | packing.PackedTokens  # packed: B rows here are its B * R places
     advantage_B: Array  # float32
     trajectory_tokens_B: Array | None = None  # float32: action tokens of the row's whole trajectory in this update
     old_logprob_BA: Array | None = None  # float32: by the training graph, before the first update on this batch
@@ -101,12 +110,14 @@ def build_minibatches(
     action_buckets: Sequence[int],
     rng: np.random.Generator,
     sampler_logprobs: Sequence[np.ndarray] | None = None,
+    pack: packing.PackConfig | None = None,
 ) -> list[Minibatch]:
     """The minibatches of one update: N rows in random order, each exactly once, `minibatch` of them per optimizer step.
 
     Which rows share an optimizer step is drawn without regard to their length. Inside a minibatch they are sorted by
     prompt length, longest first, and cut into micro-batches of `micro_batch` rows, each with the smallest buckets that
     hold it. The last minibatch has what is left; only its last micro-batch, the cheapest, has padding rows, at its end.
+    With `pack`, a micro-batch is `micro_batch` sequences of several rows instead, and the prompt buckets are not used.
     `rng` is seeded by the caller from (seed, update, purpose). ValueError for columns of unequal length, an empty row, a
     row longer than every bucket, or a `minibatch` that is no multiple of `micro_batch`.
     """
@@ -121,31 +132,45 @@ def build_minibatches(
     _, inverse_N = np.unique(trajectory_id_N, return_inverse=True)
     trajectory_tokens_N = np.bincount(inverse_N, weights=action_len_N)[inverse_N] if num_rows else np.zeros(0)
 
-    def build_micro(rows: np.ndarray) -> PolicyBatch:
-        tokens = build_tokens(
-            [prompts[row] for row in rows],
-            [actions[row] for row in rows],
-            num_rows=micro_batch,
-            prompt_len=choose_bucket(prompt_len_N[rows], prompt_buckets, 'prompt'),
-            action_len=choose_bucket(action_len_N[rows], action_buckets, 'action'),
-        )
+    def build_micro(tokens: TokenBatch | packing.PackedTokens, row_B: np.ndarray) -> PolicyBatch:
+        real_B = row_B >= 0
         sampled_BA = None
         if sampler_logprobs is not None:
-            sampled_BA = np.zeros(tokens.action_BA.shape, np.float32)
-            sampled_BA[tokens.action_mask_BA] = np.concatenate([sampler_logprobs[row] for row in rows])
+            sampled_BA = np.zeros(tokens.action_mask_BA.shape, np.float32)
+            sampled_BA[tokens.action_mask_BA] = np.concatenate([sampler_logprobs[row] for row in row_B[real_B]])
         return PolicyBatch(
             tokens=tokens,
             sampler_logprob_BA=sampled_BA,
-            advantage_B=_pad_rows(advantage_N[rows], micro_batch, 0.0),
-            trajectory_tokens_B=_pad_rows(trajectory_tokens_N[rows], micro_batch, 1.0),
+            advantage_B=np.where(real_B, advantage_N[row_B], 0.0).astype(np.float32),
+            trajectory_tokens_B=np.where(real_B, trajectory_tokens_N[row_B], 1.0).astype(np.float32),
         )
 
-    order = rng.permutation(num_rows)
-    minibatches = []
-    for rows in _cut(order, minibatch):
+    def padded_micros(rows: np.ndarray) -> list[PolicyBatch]:
         longest_first = rows[np.argsort(-prompt_len_N[rows], kind='stable')]
-        minibatches.append(tuple(build_micro(micro_rows) for micro_rows in _cut(longest_first, micro_batch)))
-    return minibatches
+        return [
+            build_micro(
+                build_tokens(
+                    [prompts[row] for row in chosen],
+                    [actions[row] for row in chosen],
+                    num_rows=micro_batch,
+                    prompt_len=choose_bucket(prompt_len_N[chosen], prompt_buckets, 'prompt'),
+                    action_len=choose_bucket(action_len_N[chosen], action_buckets, 'action'),
+                ),
+                np.pad(chosen, (0, micro_batch - len(chosen)), constant_values=-1),
+            )
+            for chosen in _cut(longest_first, micro_batch)
+        ]
+
+    def packed_micros(rows: np.ndarray) -> list[PolicyBatch]:
+        lengths = (prompt_len_N + action_len_N)[rows].tolist()
+        return [
+            build_micro(*packing.pack(
+                prompts, actions, [[rows[i] for i in places] for places in bins], num_sequences=micro_batch, length=length,
+                action_len=max(action_buckets), config=pack))
+            for length, bins in packing.plan(lengths, action_len_N[rows].tolist(), pack, micro_batch)
+        ]
+
+    return [tuple((packed_micros if pack else padded_micros)(rows)) for rows in _cut(rng.permutation(num_rows), minibatch)]
 
 
 def build_oracle_batches(
@@ -176,10 +201,10 @@ def build_oracle_batches(
 
 
 def pad_fraction(micro_batches: Iterable[PolicyBatch]) -> float:
-    """Share of token slots that hold padding: what a packed layout could save at most."""
-    masks = [mask for micro in micro_batches for mask in (micro.tokens.prompt_mask_BP, micro.tokens.action_mask_BA)]
-    slots = sum(mask.size for mask in masks)
-    return 1.0 - sum(int(np.sum(mask)) for mask in masks) / slots if slots else 0.0
+    """Share of token slots that hold padding."""
+    tokens = [micro.tokens for micro in micro_batches]
+    slots = sum(t.num_slots for t in tokens)
+    return 1.0 - sum(t.num_real for t in tokens) / slots if slots else 0.0
 
 
 def sampler_gap(sampled: Iterable[PolicyBatch], recomputed: Iterable[PolicyBatch]) -> tuple[float, float]:

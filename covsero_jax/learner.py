@@ -27,10 +27,20 @@ Array = jax.Array
 PyTree = Any
 Metrics = objective.Metrics
 
+OPTIMIZERS = ('adamw', 'adafactor')
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW as published (decay on every parameter). `warmup_steps` optimizer steps of linear rise, then constant."""
+    """AdamW as published (decay on every parameter). `warmup_steps` optimizer steps of linear rise, then constant.
 
+    For less memory: first_moment 'bfloat16' (2 bytes a parameter less), or name 'adafactor', which keeps row and column
+    means of the second moment instead of both moments (8 bytes less; Shazeer and Stern, 1804.04235, section 3; update
+    clipping at 1, no relative step size), with the same decay.
+    """
+
+    name: str = 'adamw'  # OPTIMIZERS
+    first_moment: str = 'float32'
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     weight_decay: float = 0.01
@@ -38,6 +48,10 @@ class OptimizerConfig:
     b2: float = 0.999
     eps: float = 1e-8
     max_grad_norm: float = 1.0
+
+    def __post_init__(self):
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f'optimizer {self.name!r} is not one of {OPTIMIZERS}')
 
 
 @flax.struct.dataclass
@@ -53,24 +67,23 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     rate = config.learning_rate
     if config.warmup_steps:
         rate = optax.warmup_constant_schedule(0.0, config.learning_rate, config.warmup_steps)
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay),
-    )
+    if config.name == 'adafactor':
+        rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0),
+                           optax.add_decayed_weights(config.weight_decay), optax.scale_by_learning_rate(rate))
+    else:
+        rule = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mu_dtype=config.first_moment)
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
 
 
-def create_state(params: PyTree, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def create_state(params: PyTree, tx: optax.GradientTransformation, mesh: Mesh, config: model.QwenConfig) -> TrainState:
     """A state that starts from loaded parameters, as float32 masters. `params` stay valid: the state has its own copy.
 
-    The copy matters: the train step donates the state, and the same `params` usually go on as the reference policy.
+    The copy matters: the train step donates the state, and the same `params` usually go on as the reference policy. With
+    LoRA, `params` have adapters (`model.lora_params`); the frozen rest is kept in `config.dtype` and has no moments.
     """
-
-    def init(params: PyTree) -> TrainState:
-        masters = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
-        return TrainState(step=jnp.zeros((), jnp.int32), params=masters, opt_state=tx.init(masters))
-
     params = sharding.put_params(mesh, params)
-    return jax.jit(init, out_shardings=sharding.shardings(mesh, jax.eval_shape(init, params)))(params)
+    masters = functools.partial(_masters, config, tx)
+    return jax.jit(masters, out_shardings=sharding.shardings(mesh, jax.eval_shape(masters, params)))(params)
 
 
 def init_state(key: Array, config: model.QwenConfig, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -111,11 +124,12 @@ class TrainStep:
     ValueError when a micro-batch lacks a column that the loss needs.
     """
 
+    config: model.QwenConfig
     loss: objective.LossConfig
     start: Any  # compiled () -> an empty Sums
     accumulate: Any  # compiled (params, Sums, micro-batch, counts) -> Sums, one program per (P, A)
     accumulate_oracle: Any  # compiled (params, Sums, OracleBatch, scale) -> Sums, likewise
-    apply: Any  # compiled (state, Sums) -> (state, metrics)
+    apply: Any  # compiled (state of what learns, Sums) -> (state, metrics)
 
     def __call__(
         self,
@@ -132,7 +146,9 @@ class TrainStep:
             sums = self.accumulate(state.params, sums, micro, counts)
         for micro in oracle:
             sums = self.accumulate_oracle(state.params, sums, micro, np.float32(oracle_scale))
-        return self.apply(state, sums)
+        learning, frozen = model.split_params(state.params, self.config)
+        state, metrics = self.apply(state.replace(params=learning), sums)
+        return state.replace(params=model.join_params(state.params, frozen)), metrics
 
     def num_compiled(self) -> int:
         return sum(program._cache_size() for program in (
@@ -145,10 +161,11 @@ def make_train_step(
     """The programs of one optimizer step, compiled at their first use."""
     state_shardings = _state_shardings(config, tx, mesh)
     replicated = sharding.replicated(mesh)
-    sums_shardings = Sums(state_shardings.params, replicated)
+    learning_shardings = model.split_params(state_shardings.params, config)[0]
+    sums_shardings = Sums(learning_shardings, replicated)
 
     def start() -> Sums:
-        params = jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0)).params
+        params = model.split_params(jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0)).params, config)[0]
         return Sums(jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in objective.METRICS})
 
     def adding(term: Callable[..., tuple[Array, Metrics]]) -> Callable:
@@ -157,11 +174,14 @@ def make_train_step(
         def accumulate(params: PyTree, sums: Sums, micro: PyTree, factor: Array) -> Sums:
             micro = jax.lax.with_sharding_constraint(micro, sharding.batch_sharding(mesh))
 
-            def share(params: PyTree) -> tuple[Array, Metrics]:
-                return term(sharding.gather_embeddings(mesh, params), micro, factor, config=config, loss=loss)
+            learning, frozen = model.split_params(params, config)
 
-            grads, metrics = jax.grad(share, has_aux=True)(params)
-            grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+            def share(learning: PyTree) -> tuple[Array, Metrics]:
+                params = sharding.gather_embeddings(mesh, model.join_params(learning, frozen))
+                return term(params, micro, factor, config=config, loss=loss)
+
+            grads, metrics = jax.grad(share, has_aux=True)(learning)
+            grads = jax.lax.with_sharding_constraint(grads, learning_shardings)
             added = {
                 name: jnp.maximum(sums.metrics[name], value) if name.endswith('_max') else sums.metrics[name] + value
                 for name, value in metrics.items()
@@ -181,17 +201,24 @@ def make_train_step(
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return TrainStep(
+        config=config,
         loss=loss,
         start=jax.jit(start, out_shardings=sums_shardings),
         accumulate=adding(objective.policy_objective),
         accumulate_oracle=adding(objective.oracle_objective),
-        apply=jax.jit(apply, donate_argnums=0, out_shardings=(state_shardings, replicated)),
+        apply=jax.jit(apply, donate_argnums=0, out_shardings=(state_shardings.replace(params=learning_shardings), replicated)),
     )
 
 
 def _init(config: model.QwenConfig, tx: optax.GradientTransformation, key: Array) -> TrainState:
-    params = model.init_params(dataclasses.replace(config, param_dtype='float32'), key)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=tx.init(params))
+    return _masters(config, tx, model.init_params(dataclasses.replace(config, param_dtype='float32'), key))
+
+
+def _masters(config: model.QwenConfig, tx: optax.GradientTransformation, params: PyTree) -> TrainState:
+    learning, frozen = model.split_params(params, config)
+    learning = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), learning)
+    params = model.join_params(learning, model.round_matrices(frozen, config.dtype))
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(learning))
 
 
 def _state_shardings(config: model.QwenConfig, tx: optax.GradientTransformation, mesh: Mesh) -> PyTree:

@@ -16,6 +16,7 @@ import numpy as np
 
 from covsero_jax import losses, model
 from covsero_jax.batch import OracleBatch, PolicyBatch, TokenBatch
+from covsero_jax.packing import PackedTokens, segment_mask
 
 Array = jax.Array
 PyTree = Any
@@ -63,25 +64,17 @@ class LossConfig:
 
 
 def token_logprobs(
-    params: PyTree, tokens: TokenBatch, *, config: model.QwenConfig, temperature: float, chunk: int
+    params: PyTree, tokens: TokenBatch | PackedTokens, *, config: model.QwenConfig, temperature: float, chunk: int
 ) -> tuple[Array, Array]:
     """log pi(action token | everything before it) and the entropy of that distribution in nats, float32 [B, A] each.
 
     pi = softmax(logits / temperature) over the whole vocabulary, no top-k or top-p. Only the action window reaches the
     vocabulary, `chunk` positions at a time and again in the backward pass, so [B, A, V] never exists. Positions that
-    `action_mask_BA` masks hold finite numbers without meaning. ValueError if `chunk` < A does not divide A.
+    `action_mask_BA` masks hold finite numbers without meaning. Packed rows give the same numbers (B counts rows, not
+    sequences). ValueError if `chunk` < A does not divide A (packed: T).
     """
-    chex.assert_rank([tokens.prompt_BP, tokens.action_BA], 2)
-    chex.assert_equal_shape([tokens.prompt_BP, tokens.prompt_mask_BP])
-    chex.assert_equal_shape([tokens.action_BA, tokens.action_mask_BA])
-    before_action = tokens.prompt_BP.shape[1] - 1  # position t predicts token t + 1
-    mask_BL = jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], axis=1)
-    position_BL, mask_BLL = model.positions_and_mask(mask_BL)
-    token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], axis=1)
-    hidden_BLD, _ = model.Qwen(config).apply(
-        {'params': params}, token_BL, position_BL, mask_BLL, window=before_action
-    )
-    hidden_BAD = hidden_BLD[:, :-1]
+    packed = isinstance(tokens, PackedTokens)
+    hidden_BAD, action_BA = (_packed_window if packed else _padded_window)(params, tokens, config)
 
     def chunk_logprobs(window: tuple[Array, Array]) -> tuple[Array, Array]:
         hidden_BCD, action_BC = window
@@ -89,7 +82,36 @@ def token_logprobs(
         logprob_BC = jnp.take_along_axis(logprob_BCV, action_BC[..., None], axis=-1)[..., 0]
         return logprob_BC, -jnp.sum(jnp.exp(logprob_BCV) * logprob_BCV, axis=-1)
 
-    return _map_chunks(jax.checkpoint(chunk_logprobs, prevent_cse=False), (hidden_BAD, tokens.action_BA), chunk)
+    out = _map_chunks(jax.checkpoint(chunk_logprobs, prevent_cse=False), (hidden_BAD, action_BA), chunk)
+    return tuple(_unpacked(x_BT, tokens) for x_BT in out) if packed else out
+
+
+def _padded_window(params: PyTree, tokens: TokenBatch, config: model.QwenConfig) -> tuple[Array, Array]:
+    """(hidden states that predict them, action tokens), [B, A, D] and [B, A]."""
+    chex.assert_rank([tokens.prompt_BP, tokens.action_BA], 2)
+    chex.assert_equal_shape([tokens.prompt_BP, tokens.prompt_mask_BP])
+    chex.assert_equal_shape([tokens.action_BA, tokens.action_mask_BA])
+    before_action = tokens.prompt_BP.shape[1] - 1  # position t predicts token t + 1
+    mask_BL = jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], axis=1)
+    position_BL, mask_BLL = model.positions_and_mask(mask_BL)
+    token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], axis=1)
+    hidden_BLD, _ = model.Qwen(config).apply({'params': params}, token_BL, position_BL, mask_BLL, window=before_action)
+    return hidden_BLD[:, :-1], tokens.action_BA
+
+
+def _packed_window(params: PyTree, tokens: PackedTokens, config: model.QwenConfig) -> tuple[Array, Array]:
+    """The same of all rows of a sequence after one another, [B, T, D] and [B, T]."""
+    chex.assert_equal_shape([tokens.token_BL, tokens.segment_BL, tokens.position_BL])
+    chex.assert_equal_shape([tokens.target_BT, tokens.action_BT])
+    hidden_BLD, _ = model.Qwen(config).apply(
+        {'params': params}, tokens.token_BL, tokens.position_BL, segment_mask(tokens.segment_BL))
+    return jnp.take_along_axis(hidden_BLD, tokens.target_BT[:, :, None], axis=1), tokens.action_BT
+
+
+def _unpacked(x_BT: Array, tokens: PackedTokens) -> Array:
+    """Action tokens of sequences [B, T] to rows [B * R, A]."""
+    B, R, A = tokens.slot_BRA.shape
+    return jnp.take_along_axis(x_BT, tokens.slot_BRA.reshape(B, R * A), axis=1).reshape(B * R, A)
 
 
 def policy_objective(
@@ -181,6 +203,6 @@ def _map_chunks(fn: Callable, window: tuple[Array, ...], chunk: int) -> tuple[Ar
     if chunk >= length:
         return fn(window)
     if length % chunk:
-        raise ValueError(f'chunk={chunk} does not divide the action bucket {length}')
+        raise ValueError(f'chunk={chunk} does not divide the {length} action positions')
     split = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(rows, -1, chunk, *x.shape[2:]), 1, 0), window)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, length), jax.lax.map(fn, split))

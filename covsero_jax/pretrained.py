@@ -1,4 +1,4 @@
-"""Hugging Face Qwen2 folders <-> (QwenConfig, params), and their tokenizer.
+"""Hugging Face folders of Qwen2, Qwen3 and Llama models <-> (QwenConfig, params), and their tokenizer.
 
 A folder holds `config.json`, the weights (`model.safetensors`, or shards listed in `model.safetensors.index.json`) and
 usually a tokenizer. `hf_layout` is the one table of tensor names that loading, saving and checking share.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import Mesh
 
-from covsero_jax import model
+from covsero_jax import model, sharding
 
 _TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', 'vocab.json',
@@ -51,14 +53,14 @@ def hf_layout(config: model.QwenConfig) -> dict[str, HFTensor]:
     """Checkpoint tensor name -> place in `params`, in file order."""
     c = config
     heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    block = {
-        'input_layernorm.weight': (('attn_norm', 'scale'), (c.embed_dim,)),
-        'self_attn.q_proj.weight': (('q', 'kernel'), (heads, c.embed_dim)),
-        'self_attn.q_proj.bias': (('q', 'bias'), (heads,)),
-        'self_attn.k_proj.weight': (('k', 'kernel'), (kv_heads, c.embed_dim)),
-        'self_attn.k_proj.bias': (('k', 'bias'), (kv_heads,)),
-        'self_attn.v_proj.weight': (('v', 'kernel'), (kv_heads, c.embed_dim)),
-        'self_attn.v_proj.bias': (('v', 'bias'), (kv_heads,)),
+    block = {'input_layernorm.weight': (('attn_norm', 'scale'), (c.embed_dim,))}
+    for name, size in (('q', heads), ('k', kv_heads), ('v', kv_heads)):
+        block[f'self_attn.{name}_proj.weight'] = ((name, 'kernel'), (size, c.embed_dim))
+        if c.qkv_bias:
+            block[f'self_attn.{name}_proj.bias'] = ((name, 'bias'), (size,))
+        if c.qk_norm and name != 'v':
+            block[f'self_attn.{name}_norm.weight'] = ((f'{name}_norm', 'scale'), (c.head_dim,))
+    block |= {
         'self_attn.o_proj.weight': (('o', 'kernel'), (c.embed_dim, heads)),
         'post_attention_layernorm.weight': (('mlp_norm', 'scale'), (c.embed_dim,)),
         'mlp.gate_proj.weight': (('gate', 'kernel'), (c.mlp_dim, c.embed_dim)),
@@ -78,37 +80,96 @@ def hf_layout(config: model.QwenConfig) -> dict[str, HFTensor]:
 # ---- loading
 
 
-def load_folder(path: str | os.PathLike, **overrides) -> tuple[model.QwenConfig, model.Params]:
-    """Config and parameters of a Hugging Face Qwen2 folder; `overrides` are config fields such as dtype or remat.
+def load_folder(path: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> tuple[model.QwenConfig, model.Params]:
+    """Config and parameters of a model folder; `overrides` are config fields such as dtype, remat or lora_rank.
 
-    The parameters are host arrays in `param_dtype` (float32 unless overridden), read tensor by tensor, so that the
-    caller decides where they go (`jax.device_put`). Raises PretrainedError unless every tensor is there, has the shape
-    that the config says, is finite, and nothing is left over.
+    The parameters are host arrays in `param_dtype` (float32 unless overridden); with a mesh they go to their shards tensor
+    by tensor, so that the host never holds more than one weights file and one tensor. LoRA adapters are not in a
+    folder: `model.lora_params` makes them. Raises PretrainedError unless every tensor is there, has the shape that the
+    config says, is finite, and nothing is left over.
     """
     folder = pathlib.Path(path)
     config = load_config(folder, **overrides)
-    layout = hf_layout(config)
-    with contextlib.ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
-        extra_head = config.tie_embeddings and 'lm_head.weight' in tensors
-        missing = [name for name in layout if name not in tensors]
-        unexpected = [name for name in tensors if name not in layout and not (extra_head and name == 'lm_head.weight')]
-        if missing:
-            raise PretrainedError(f'{folder}: the weights lack {_some(missing)}, which config.json requires')
-        if unexpected:
-            raise PretrainedError(f'{folder}: the weights hold {_some(unexpected)}, which a Qwen2 of this size has not')
-        params: model.Params = {}
-        for name, place in layout.items():
-            _put(params, place, config, _read_tensor(*tensors[name], name, place.shape))
-        if extra_head:
-            shape = (config.vocab_size, config.embed_dim)
-            head = _read_tensor(*tensors['lm_head.weight'], 'lm_head.weight', shape)
-            if not np.array_equal(head.astype(config.param_dtype), params['embed']['embedding']):
-                raise PretrainedError(
-                    f'{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embeddings;'
-                    ' set tie_word_embeddings to false in config.json'
-                )
-    return config, params
+    layout, files = hf_layout(config), _list_tensors(folder)
+    tensors = [name for names in files.values() for name in names]
+    extra_head = config.tie_embeddings and 'lm_head.weight' in tensors
+    missing = [name for name in layout if name not in tensors]
+    unexpected = [name for name in tensors if name not in layout and not (extra_head and name == 'lm_head.weight')]
+    if missing:
+        raise PretrainedError(f'{folder}: the weights lack {_some(missing)}, which config.json requires')
+    if unexpected:
+        raise PretrainedError(
+            f'{folder}: the weights hold {_some(unexpected)}, which a {config.model_type} of this size has not')
+    leaves = _HostLeaves(config) if mesh is None else _DeviceLeaves(config, mesh)
+    head = HFTensor(('embed', 'embedding'), (config.vocab_size, config.embed_dim))  # only compared
+    for file, names in files.items():
+        with contextlib.ExitStack() as stack:
+            opened = _open_file(file, stack)
+            for name in names:
+                place = layout.get(name, head)
+                tensor = _read_tensor(opened, file, name, place.shape).astype(config.param_dtype)
+                leaves.put(place, tensor, only_compare=name not in layout)
+    if extra_head and not leaves.tied():
+        raise PretrainedError(
+            f'{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embeddings;'
+            ' set tie_word_embeddings to false in config.json')
+    return config, leaves.params
+
+
+class _HostLeaves:
+    """Parameters that fill up tensor by tensor; leaves of layers are allocated once, at full size."""
+
+    def __init__(self, config: model.QwenConfig):
+        self._config, self.params, self._head = config, {}, None
+
+    def put(self, place: HFTensor, tensor: np.ndarray, only_compare: bool = False) -> None:
+        if only_compare:
+            self._head = tensor
+            return
+        tensor = tensor.T if place.transposed else tensor
+        parent = self.params
+        for name in place.path[:-1]:
+            parent = parent.setdefault(name, {})
+        parent[place.path[-1]] = self._written(parent.get(place.path[-1]), place, tensor)
+
+    def _written(self, leaf: Any, place: HFTensor, tensor: np.ndarray) -> Any:
+        if place.layer is None:
+            return np.ascontiguousarray(tensor)
+        if leaf is None:
+            leaf = np.empty((self._config.num_layers, *tensor.shape), tensor.dtype)
+        leaf[place.layer] = tensor
+        return leaf
+
+    def tied(self) -> bool:
+        """Whether an lm_head.weight that a tied model does not need equals its embeddings."""
+        return np.array_equal(self._head, np.asarray(self.params['embed']['embedding']))
+
+
+class _DeviceLeaves(_HostLeaves):
+    """The same on a mesh: every tensor is cut on the host and written into its place on the devices."""
+
+    def __init__(self, config: model.QwenConfig, mesh: Mesh):
+        super().__init__(config)
+        shapes = jax.eval_shape(functools.partial(model.init_params, dataclasses.replace(config, lora_rank=0)), jax.random.key(0))
+        self._shardings = sharding.shardings(mesh, shapes)
+
+    def _written(self, leaf: Any, place: HFTensor, tensor: np.ndarray) -> Any:
+        where = self._shardings
+        for name in place.path:
+            where = where[name]
+        if place.layer is None:
+            return jax.make_array_from_callback(tensor.shape, where, lambda index: tensor[index])
+        if leaf is None:
+            shape = (self._config.num_layers, *tensor.shape)
+            leaf = jax.jit(lambda: jnp.zeros(shape, tensor.dtype), out_shardings=where)()
+        slice_sharding = jax.sharding.NamedSharding(where.mesh, jax.sharding.PartitionSpec(*where.spec[1:]))
+        part = jax.make_array_from_callback(tensor.shape, slice_sharding, lambda index: tensor[index])
+        return jax.block_until_ready(_set_layer(leaf, part, place.layer))  # else the host runs ahead and holds them all
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _set_layer(leaf: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(leaf, tensor, layer, 0)
 
 
 def load_config(path: str | os.PathLike, **overrides) -> model.QwenConfig:
@@ -154,21 +215,21 @@ def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]))
 
 
-def _open_tensors(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, tuple[Any, pathlib.Path]]:
-    """Tensor name -> (open file, its path), from the index if there is one; the single file wins as in transformers."""
+def _list_tensors(folder: pathlib.Path) -> dict[pathlib.Path, list[str]]:
+    """Weights file -> names of its tensors, by the index if there is one; the single file wins as in transformers."""
     single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
-    if single.is_file() or not index.is_file():
-        file = _open_file(single, stack)
-        return {name: (file, single) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    weight_map = _read_json(index).get('weight_map')
-    if not isinstance(weight_map, dict):
-        raise PretrainedError(f'{index}: no weight_map')
-    files = {name: _open_file(folder / name, stack) for name in sorted(set(weight_map.values()))}
-    held = {name: set(file.keys()) for name, file in files.items()}
+    with contextlib.ExitStack() as stack:
+        if single.is_file() or not index.is_file():
+            return {single: list(_open_file(single, stack).keys())}
+        weight_map = _read_json(index).get('weight_map')
+        if not isinstance(weight_map, dict):
+            raise PretrainedError(f'{index}: no weight_map')
+        files = sorted(set(weight_map.values()))
+        held = {name: set(_open_file(folder / name, stack).keys()) for name in files}
     for tensor, name in weight_map.items():
         if tensor not in held[name]:
             raise PretrainedError(f'{folder / name}: lacks {tensor}, which {index.name} promises')
-    return {tensor: (files[name], folder / name) for tensor, name in weight_map.items()}
+    return {folder / name: [tensor for tensor, file in weight_map.items() if file == name] for name in files}
 
 
 def _open_file(path: pathlib.Path, stack: contextlib.ExitStack) -> Any:
@@ -186,23 +247,10 @@ def _read_tensor(file: Any, path: pathlib.Path, name: str, shape: tuple[int, ...
         raise PretrainedError(f'{path}: {name} has shape {found.get_shape()}, config.json says {list(shape)}')
     if found.get_dtype() not in ('F32', 'F16', 'BF16'):
         raise PretrainedError(f'{path}: {name} is {found.get_dtype()}; only F32, F16 and BF16 can be read')
-    tensor = file.get_tensor(name).astype(np.float32)
+    tensor = file.get_tensor(name)
     if not np.isfinite(tensor).all():
         raise PretrainedError(f'{path}: {name} holds NaN or infinity')
     return tensor
-
-
-def _put(params: model.Params, place: HFTensor, config: model.QwenConfig, tensor: np.ndarray) -> None:
-    """Write one tensor into its leaf; leaves of layers are allocated once, at full size."""
-    tensor = tensor.T if place.transposed else tensor
-    *parents, leaf = place.path
-    for parent in parents:
-        params = params.setdefault(parent, {})
-    if place.layer is None:
-        params[leaf] = np.ascontiguousarray(tensor, jnp.dtype(config.param_dtype))
-    else:
-        shape = (config.num_layers, *tensor.shape)
-        params.setdefault(leaf, np.empty(shape, jnp.dtype(config.param_dtype)))[place.layer] = tensor
 
 
 # ---- saving
@@ -219,7 +267,7 @@ def save_folder(
 ) -> None:
     """Write a folder that transformers' AutoModelForCausalLM loads unchanged; tensors are stored in `dtype`.
 
-    `tokenizer_from` is a folder whose tokenizer files and special token ids are taken over. The folder is written
+    LoRA adapters are merged into their matrices. `tokenizer_from` is a folder whose tokenizer files and special token ids are taken over. The folder is written
     under a temporary name and renamed when complete; an existing one is never touched. Raises PretrainedError on
     parameters that do not fit the config, values that overflow `dtype`, and failed writes (a full disk).
     """
@@ -227,6 +275,7 @@ def save_folder(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PretrainedError(f'{folder}: exists already; choose another folder or remove it')
     source = None if tokenizer_from is None else pathlib.Path(tokenizer_from)
+    config, params = model.merge_lora(params, config)
     if source is not None:
         _check_vocabulary(source, config)
     try:

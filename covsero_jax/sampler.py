@@ -16,8 +16,9 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from covsero_jax import model, trajectory
+from covsero_jax import model, sharding, trajectory
 
 Array = jax.Array
 
@@ -67,7 +68,7 @@ def band_logprobs(logprob_BV: Array, bands: Bands) -> Array:
     return jnp.where(rare_B1 > 0, jnp.log(mixed_BV), logprob_BV)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'max_new_tokens', 'temperature', 'eos_ids', 'bands'))
+@functools.partial(jax.jit, static_argnames=('config', 'max_new_tokens', 'temperature', 'eos_ids', 'bands', 'mesh'))
 def generate(
     params: model.Params,
     prompt_BP: Array,
@@ -80,12 +81,14 @@ def generate(
     temperature: float,
     eos_ids: tuple[int, ...],
     bands: Bands | None = None,
+    mesh: Mesh | None = None,
 ) -> Completion:
     """Sample a reply to every active row of left-padded prompts; stops as soon as all of them have ended.
 
     Token i of a row is drawn with key `fold_in(key_B[row], i)` from softmax(logits / temperature), in float32. A reply
     ends with one of `eos_ids`, which belongs to it, or after `max_new_tokens`. Temperature 0 takes the likeliest token
     and reports its log-probability at temperature 1. Inactive rows come back empty. `bands` changes what is drawn.
+    On a `mesh` the rows are split as those of a micro-batch, and the key/value heads of the cache over `tensor`.
     """
     chex.assert_rank([prompt_BP, active_B, key_B], [2, 1, 1])
     chex.assert_equal_shape([prompt_BP, prompt_mask_BP])
@@ -132,6 +135,10 @@ def generate(
     position_BP, mask_BPP = model.positions_and_mask(prompt_mask_BP)
     mask_BPS = jnp.pad(mask_BPP, ((0, 0), (0, 0), (0, A)))
     cache = model.init_cache(config, B, P + A)
+    if mesh is not None:
+        params = sharding.gather_embeddings(mesh, params)
+        prompt_BP, mask_BPS = jax.lax.with_sharding_constraint((prompt_BP, mask_BPS), sharding.batch_sharding(mesh))
+        cache = jax.lax.with_sharding_constraint(cache, sharding.cache_sharding(mesh))
     hidden_BLD, cache = model.Qwen(config).apply(
         {'params': params}, prompt_BP, position_BP, mask_BPS, cache, 0, window=P - 1
     )
@@ -161,18 +168,22 @@ def make_policy(
     temperature: float,
     eos_ids: tuple[int, ...],
     bands: Bands | None = None,
+    mesh: Mesh | None = None,
 ) -> trajectory.Policy:
     """A `Policy` that pads prompts to one of `buckets` tokens and batches to one of `row_buckets` rows.
 
     So `generate` compiles at most len(buckets) * len(row_buckets) times, however ragged the calls are. More rows than
     the largest row bucket go in several batches, the longest prompts together. Raises ValueError for an empty prompt or
-    one longer than the largest bucket: prompts are never cut.
+    one longer than the largest bucket (prompts are never cut), and for row buckets that the devices of `mesh` do not divide.
     """
     params = jax.tree.map(jnp.asarray, params)  # once, not at every call
+    mesh = mesh if mesh is not None and mesh.size > 1 else None
     buckets, row_buckets = sorted(buckets), sorted(row_buckets)
+    if mesh is not None and any(rows % sharding.num_row_shards(mesh) for rows in row_buckets):
+        raise ValueError(f'row buckets {row_buckets} cannot be split over {sharding.num_row_shards(mesh)} devices')
     run = functools.partial(
-        generate, config=config, max_new_tokens=max_new_tokens, temperature=temperature, eos_ids=tuple(eos_ids), bands=bands
-    )
+        generate, config=config, max_new_tokens=max_new_tokens, temperature=temperature, eos_ids=tuple(eos_ids), bands=bands,
+        mesh=mesh)
 
     def sample(prompts: Sequence[np.ndarray], row_ids: np.ndarray) -> list[trajectory.SampledAction]:
         rows = _bucket(row_buckets, len(prompts))

@@ -1,48 +1,64 @@
 """The device mesh, and where each array lives on it: one table of (regex, PartitionSpec).
 
-Mesh axes: `data` holds copies of the parameters, `fsdp` splits them. A batch is split over both. The table cuts every
-matrix along its embedding dimension (the leading axis of layer parameters is the layer), so that `fsdp` has to divide only
-that one number; biases and norms are too small to cut. Optimizer moments have their parameter's path, so its rule too.
+Mesh axes: `data` holds copies of the parameters, `fsdp` splits them and gathers each layer when it is used, `tensor` splits
+them and the work of each layer (heads and hidden units; Megatron-LM, 1909.08053, section 3). A batch is split over the
+first two. The table cuts every matrix along its embedding dimension by fsdp and along the other one by tensor (the leading
+axis of layer parameters is the layer); norms and adapters are too small to cut. Optimizer moments have their parameter's
+path, so its rule too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from covsero_jax import model
+
 PyTree = Any
 
+AXES = ('data', 'fsdp', 'tensor')
+ROWS = P(('data', 'fsdp'))  # of a batch
 PARAM_RULES = (
-    (r'embed/embedding$', P(None, 'fsdp')),
-    (r'lm_head/kernel$', P('fsdp', None)),
-    (r'layers/(q|k|v|gate|up)/kernel$', P(None, 'fsdp', None)),
-    (r'layers/(o|down)/kernel$', P(None, None, 'fsdp')),
-    (r'(bias|scale)$', P()),
+    (r'/v_(row|col)/', P()),  # of a factored optimizer: vectors
+    (r'embed/embedding$', P('tensor', 'fsdp')),
+    (r'lm_head/kernel$', P('fsdp', 'tensor')),
+    (r'layers/(q|k|v|gate|up)/kernel$', P(None, 'fsdp', 'tensor')),
+    (r'layers/(o|down)/kernel$', P(None, 'tensor', 'fsdp')),
+    (r'layers/(q|k|v)/bias$', P(None, 'tensor')),
+    (r'(bias|scale|_lora/a|_lora/b)$', P()),
 )
 
 
-def make_mesh(*, data: int = 1, fsdp: int | None = None) -> Mesh:
-    """A mesh of data x fsdp devices; fsdp=None takes all that are left. ValueError when there are too few devices."""
-    devices = jax.devices()
-    fsdp = max(len(devices) // data, 1) if fsdp is None else fsdp
-    if data * fsdp > len(devices):
-        raise ValueError(f'mesh data={data} x fsdp={fsdp} needs {data * fsdp} devices, there are {len(devices)}')
-    devices = devices[: data * fsdp]
-    return jax.make_mesh((data, fsdp), ('data', 'fsdp'), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
+def make_mesh(*, data: int = 1, fsdp: int | None = None, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of data x fsdp x tensor of the devices; fsdp=None takes all that are left. ValueError when there are too few."""
+    devices = jax.devices() if devices is None else devices
+    fsdp = max(len(devices) // (data * tensor), 1) if fsdp is None else fsdp
+    size = data * fsdp * tensor
+    if size > len(devices):
+        raise ValueError(f'mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {size} devices, there are {len(devices)}')
+    return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
+
+
+def check_model(mesh: Mesh, num_kv_heads: int) -> None:
+    """ValueError unless `tensor` divides the key/value heads: a head is never cut."""
+    if num_kv_heads % mesh.shape['tensor']:
+        raise ValueError(f'tensor={mesh.shape["tensor"]} does not divide the {num_kv_heads} key/value heads of this model; '
+                         'use fewer, and more fsdp')
 
 
 def shardings(mesh: Mesh, tree: PyTree) -> PyTree:
     """The NamedSharding of every leaf of a tree of parameters (or TrainState), by path; scalars are on every device.
 
-    ValueError names a parameter that no rule matches, or whose embedding dimension `fsdp` does not divide.
+    ValueError names a parameter that no rule matches, or that `fsdp` or `tensor` do not divide.
     """
 
     def leaf_sharding(path, leaf) -> NamedSharding:
-        if not leaf.shape:
+        if leaf.size == 1:
             return NamedSharding(mesh, P())
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         spec = next((spec for pattern, spec in PARAM_RULES if re.search(pattern, name)), None)
@@ -58,13 +74,13 @@ def shardings(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def gather_embeddings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Inside jit: have the embedding and the head whole on every device before a forward pass (FSDP's all-gather).
+    """Inside jit: have the embedding and the head uncut by fsdp on every device before a forward pass (its all-gather).
 
     Looking tokens up in a table that is cut along the embedding dimension would leave all activations cut that way, and
     every device would compute all rows. From a whole table they are split by rows, and XLA gathers layer by layer.
     """
-    gathered = {name: params[name] for name in ('embed', 'lm_head') if name in params}
-    return params | jax.lax.with_sharding_constraint(gathered, replicated(mesh))
+    ends = {name: params[name] for name in ('embed', 'lm_head') if name in params}
+    return params | jax.lax.with_sharding_constraint(ends, _without_fsdp(mesh, ends))
 
 
 def put_params(mesh: Mesh, params: PyTree) -> PyTree:
@@ -72,18 +88,45 @@ def put_params(mesh: Mesh, params: PyTree) -> PyTree:
     return jax.device_put(params, shardings(mesh, params))
 
 
+def copy_params(mesh: Mesh, params: PyTree, dtype: str, *, gather: bool = False) -> PyTree:
+    """A copy with every matrix in `dtype`, in which the model would round it anyway; gather: uncut by fsdp.
+
+    A model of that dtype computes the same with it, bit for bit. As reference policy it takes half the memory of float32
+    masters; gathered, a sampler need not gather the parameters again for every token.
+    """
+    where = _without_fsdp(mesh, params) if gather else shardings(mesh, params)
+    return jax.jit(lambda params: model.round_matrices(params, dtype), out_shardings=where)(params)
+
+
+def _without_fsdp(mesh: Mesh, params: PyTree) -> PyTree:
+    def uncut(where: NamedSharding) -> NamedSharding:
+        return NamedSharding(mesh, P(*(None if axis == 'fsdp' else axis for axis in where.spec)))
+
+    return jax.tree.map(uncut, shardings(mesh, params))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """For leaves [B, ...] of a micro-batch: rows over all devices."""
-    return NamedSharding(mesh, P(('data', 'fsdp')))
+    """For leaves [B, ...] of a micro-batch: rows over all devices, copies over `tensor`."""
+    return NamedSharding(mesh, ROWS)
+
+
+def cache_sharding(mesh: Mesh) -> NamedSharding:
+    """For a sampler's keys and values [layers, B, S, heads, head_dim]."""
+    return NamedSharding(mesh, P(None, *ROWS, None, 'tensor'))
+
+
+def num_row_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are cut."""
+    return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def put_batch(mesh: Mesh, batch: PyTree) -> PyTree:
     """Place a micro-batch [B, ...] on the mesh. ValueError when the devices do not divide its B rows."""
     rows = jax.tree.leaves(batch)[0].shape[0]
-    if rows % mesh.size:
-        raise ValueError(f'a micro-batch of {rows} rows cannot be split over {mesh.size} devices')
+    if rows % num_row_shards(mesh):
+        raise ValueError(f'a micro-batch of {rows} rows cannot be split over {num_row_shards(mesh)} devices')
     return jax.device_put(batch, batch_sharding(mesh))

@@ -47,7 +47,7 @@ def one_round(config, programs, policy, prompts, mesh, optimizer, pool, guide, s
     advantage_N = jax.device_get(programs.advantages(table, wiring.draw_key(config.seed, update, 'coverage'))[0])
     for which in (None, guide) if update % 2 else (guide, None):
         timer = metrics.Timer()
-        state = learner.create_state(policy.params, optimizer, mesh)
+        state = learner.create_state(policy.params, optimizer, mesh, policy.config)
         if which:
             which.start(groups, update)
         _, guidance, _ = train.learn(config, programs, mesh, timer, state, None, groups, np.asarray(advantage_N), which, update)

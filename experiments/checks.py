@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from ml_collections import ConfigDict
 
-from covsero_jax import advantages, oracle
+from covsero_jax import advantages, oracle, packing, sharding
 from experiments import environments, wiring
 
 
@@ -17,7 +17,7 @@ def check(config: ConfigDict) -> None:
         raise wiring.ConfigError(f'advantage.normalisation={config.advantage.normalisation!r}; there are '
                                  f'{", ".join(advantages.NORMALISATIONS)}')
     for section, build in (('coverage', wiring.coverage_config), ('loss', wiring.loss_config), ('rollout', wiring.band_config),
-                           ('sero', wiring.weight_config)):
+                           ('sero', wiring.weight_config), ('optimizer', wiring.optimizer_config), ('learner', wiring.pack_config)):
         try:
             build(config)
         except (TypeError, ValueError) as error:
@@ -26,12 +26,14 @@ def check(config: ConfigDict) -> None:
         raise wiring.ConfigError(f'rollout.group_size={config.rollout.group_size}: a group of one has nothing to be compared with')
     if config.rollout.max_batches < 1:
         raise wiring.ConfigError(f'rollout.max_batches={config.rollout.max_batches} must be at least 1')
-    devices = wiring.make_mesh(config).size
-    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % devices:
+    shards = sharding.num_row_shards(wiring.make_mesh(config))
+    if config.learner.minibatch % config.learner.micro_batch or config.learner.micro_batch % shards:
         raise wiring.ConfigError(f'learner.micro_batch={config.learner.micro_batch} must divide learner.minibatch='
-                                 f'{config.learner.minibatch} and be divisible by the {devices} devices of the mesh')
+                                 f'{config.learner.minibatch} and be divisible by the {shards} devices of the mesh (data x fsdp)')
     if config.prompt.max_action % config.loss.chunk:
         raise wiring.ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
+    if pack := wiring.pack_config(config):
+        _check_packing(config, pack)
     if config.rollout.temperature <= 0:
         raise wiring.ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
     coverage = wiring.coverage_config(config)
@@ -43,6 +45,18 @@ def check(config: ConfigDict) -> None:
     environments.check(config)
     if wiring.uses_oracle(config):
         _check_oracle(config)
+
+
+def _check_packing(config: ConfigDict, pack: packing.PackConfig) -> None:
+    longest = max(config.prompt.buckets) + config.prompt.max_action
+    slots = [pack.max_actions(length) for length in pack.lengths]
+    if pack.length < longest or slots[-1] < config.prompt.max_action:
+        raise wiring.ConfigError(
+            f'learner.pack_length={pack.length} with {slots[-1]} reply tokens cannot hold the longest row: {longest} tokens, '
+            f'{config.prompt.max_action} of them of the reply (prompt.buckets, prompt.max_action)')
+    if any(slot > config.loss.chunk and slot % config.loss.chunk for slot in slots):
+        raise wiring.ConfigError(f'loss.chunk={config.loss.chunk} must divide the reply tokens of packed sequences, {slots} '
+                                 '(learner.pack_length, learner.pack_actions)')
 
 
 def _check_oracle(config: ConfigDict) -> None:

@@ -8,8 +8,10 @@ the path, too.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tqdm
@@ -48,7 +50,6 @@ class AlfworldDemonstrations:
         kinds = {*alfworld_rooms.FITS, *alfworld_rooms.EXTRAS}.union(*alfworld_rooms.ATTRIBUTES.values())
         self.names = sorted(kind.lower() for kind in kinds)  # every receptacle and object, as the texts spell it
         self.whole_words = [f' {i}' for i in range(41)]  # numbers of receptacles and objects
-        self.num_alike = 0
 
     def texts(self) -> list[str]:
         return [text for i, game in enumerate(self._games[:300]) for text in self._play(game, f'{self._seed}/{i}', None)]
@@ -96,13 +97,15 @@ class OracleDemonstrations:
     """An environment's oracle on tasks that no run plays, drawn from several environments alike."""
 
     def __init__(self, environment: str, envs: Sequence[base.OracleEnv], num_tasks: int, seed: int,
-                 numbers: Sequence[str] = ()):
+                 numbers: Sequence[str] = (), shown: Callable[[base.OracleEnv, int], bool] = lambda env, task_id: True):
+        """shown: which tasks may be demonstrated. numbers: article numbers, each to be a token."""
         self._environment, self._seed = environment, seed
-        share = -(-num_tasks // len(envs))
-        self._tasks = [(env, i) for n, env in enumerate(envs) for i in random.Random(f'tasks/{seed}/{n}').sample(
-            range(len(env.task_names)), min(share, len(env.task_names)))][:num_tasks]
+        share, self._tasks = -(-num_tasks // len(envs)), []
+        for n, env in enumerate(envs):
+            drawn = random.Random(f'tasks/{seed}/{n}').sample(range(len(env.task_names)), len(env.task_names))
+            chosen = itertools.islice((i for i in drawn if shown(env, i)), min(share, num_tasks - len(self._tasks)))
+            self._tasks += [(env, i) for i in chosen]
         self.names, self.whole_words = (), ('[', *numbers) if numbers else ()  # else '[pink' is no copy of 'pink'
-        self.num_alike = len(numbers)  # of the last whole words: of one kind, each of them rare
 
     def texts(self) -> list[str]:
         """What the policy will read and write: pages or grids, tasks and commands."""
@@ -139,6 +142,17 @@ class OracleDemonstrations:
             observation = env.step(command)
 
 
+def _buys_first_hit(env: base.OracleEnv, task_id: int) -> bool:
+    """Whether the oracle searches once and opens the first product of the page: what someone can imitate who cannot know
+    which of the ten products is meant."""
+    env.reset(task_id)
+    if (query := env.oracle_command()) is None:
+        return False
+    page = env.step(query)
+    products = [command for command in page.admissible if re.fullmatch(r'click\[b[0-9a-z]{9}\]', command)]
+    return products[:1] == [env.oracle_command()]
+
+
 def make(environment: str, num_tasks: int, seed: int, unskilled: bool) -> AlfworldDemonstrations | OracleDemonstrations:
     if environment == 'alfworld':
         return AlfworldDemonstrations(num_tasks, seed, unskilled)
@@ -146,6 +160,6 @@ def make(environment: str, num_tasks: int, seed: int, unskilled: bool) -> Alfwor
         envs = [webshop.make_env('generated', split, catalogue_seed=seed + GAMES_SEED + i, oracle=True, drop_unattainable=True)
                 for i in range(CATALOGUES) for split in ('train', 'valid', 'test')]  # of other catalogues: all numbers are targets
         asins = sorted(product.asin.lower() for product in generator.generate(1000, 0))
-        return OracleDemonstrations('webshop', envs, num_tasks, seed, asins)
+        return OracleDemonstrations('webshop', envs, num_tasks, seed, asins, _buys_first_hit)
     env = sokoban.make_env('train', num_levels=num_tasks, levels_seed=seed + GAMES_SEED, oracle=True)
     return OracleDemonstrations('sokoban', [env], num_tasks, seed)

@@ -20,7 +20,7 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict
 
-from covsero_jax import checkpoint, evaluate, learner, sampler, workers
+from covsero_jax import checkpoint, evaluate, learner, workers
 from covsero_jax.envs import alfworld_data
 from experiments import checks, environments, wiring
 
@@ -54,10 +54,7 @@ class Evaluator:
         out = {}
         for split, pool in self._pools.items():
             key = wiring.draw_key(seed, 0, 'evaluate')
-            act = sampler.make_policy(
-                params, config=self._policy.config, key=key, buckets=config.prompt.buckets,
-                row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
-                temperature=config.eval.temperature, eos_ids=self._policy.eos_ids)
+            act = wiring.make_act(config, self._policy, params, key=key, temperature=config.eval.temperature)
             with tqdm.tqdm(total=len(pool.task_names), desc=split, leave=False, delay=5) as bar:
 
                 def progress(_) -> None:
@@ -143,8 +140,8 @@ def checkpoint_params(config: ConfigDict, policy: wiring.Policy, workdir: pathli
         update = saved.best_update() if best else saved.latest()
         if update is None:
             raise checkpoint.CheckpointError(f'{workdir}: there is no checkpoint here')
-        mesh = wiring.make_mesh(config)
-        like = learner.create_state(policy.params, learner.make_optimizer(wiring.optimizer_config(config)), mesh)
+        optimizer = learner.make_optimizer(wiring.optimizer_config(config))
+        like = learner.create_state(policy.params, optimizer, policy.mesh, policy.config)
         return saved.restore(update, like, best=best).params, update
     finally:
         saved.close()

@@ -40,7 +40,7 @@ import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
-from covsero_jax import bank, learner, oracle, pretrained, sampler, sharding, workers
+from covsero_jax import bank, learner, oracle, pretrained, workers
 from covsero_jax.trajectory import OracleBranch, Policy
 from experiments import compare, evaluate, oracle_checks, oracle_plots, sero, train, wiring
 
@@ -66,10 +66,8 @@ def load(options: argparse.Namespace, config: ConfigDict) -> tuple[wiring.Policy
 
 def make_act(config: ConfigDict, policy: wiring.Policy) -> Policy:
     """The policy at the training temperature."""
-    return sampler.make_policy(
-        policy.params, config=policy.config, key=wiring.draw_key(config.seed, 0, 'sample'),
-        buckets=config.prompt.buckets, row_buckets=config.rollout.row_buckets, max_new_tokens=config.prompt.max_action,
-        temperature=config.rollout.temperature, eos_ids=policy.eos_ids)
+    return wiring.make_act(config, policy, policy.params, key=wiring.draw_key(config.seed, 0, 'sample'),
+                           temperature=config.rollout.temperature)
 
 
 def read(config: ConfigDict, policy: wiring.Policy, path: str) -> tuple[list[OracleBranch], dict[str, object]]:
@@ -184,11 +182,9 @@ def replay(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def weigh(config: ConfigDict, policy: wiring.Policy, branches: Sequence[OracleBranch]) -> sero.Weighed:
     """Compatibilities and weights of branches under the policy, computed as in training."""
-    mesh = wiring.make_mesh(config)
-    logprobs = learner.make_logprob_step(policy.config, wiring.loss_config(config), mesh)
-    with sero.Sero(config, policy, None, None, logprobs, mesh) as scorer:
-        params = sharding.put_params(mesh, policy.params)
-        return scorer.weigh(params, branches, wiring.draw_key(config.seed, 0, 'shuffle'))
+    logprobs = learner.make_logprob_step(policy.config, wiring.loss_config(config), policy.mesh)
+    with sero.Sero(config, policy, None, None, logprobs, policy.mesh) as scorer:
+        return scorer.weigh(policy.params, branches, wiring.draw_key(config.seed, 0, 'shuffle'))
 
 
 def proxy(options: argparse.Namespace, overrides: Sequence[str]) -> None:

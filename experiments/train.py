@@ -65,10 +65,11 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
     wiring.use_compilation_cache(config.debug.compilation_cache)
     policy = wiring.load_policy(config)
     prompts = wiring.make_prompts(config, policy.tokenizer)
-    mesh = wiring.make_mesh(config)
+    mesh = policy.mesh
     optimizer = learner.make_optimizer(wiring.optimizer_config(config))
-    state = learner.create_state(policy.params, optimizer, mesh)
-    reference = sharding.put_params(mesh, policy.params) if config.loss.kl_coef else None
+    state = learner.create_state(policy.params, optimizer, mesh, policy.config)
+    reference = sharding.copy_params(mesh, policy.params, policy.config.dtype) if config.loss.kl_coef else None
+    policy = policy._replace(params=None)  # the devices have no room for a third copy
     programs = make_programs(config, policy.config, optimizer, mesh)
 
     num_envs = config.rollout.num_groups * config.rollout.group_size
@@ -136,10 +137,8 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
 def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
     """(groups to learn from, metrics of all groups that were played), with the present parameters."""
     r = config.rollout
-    act = sampler.make_policy(
-        params, config=policy.config, key=wiring.draw_key(config.seed, update, 'sample'), buckets=config.prompt.buckets,
-        row_buckets=r.row_buckets, max_new_tokens=config.prompt.max_action, temperature=r.temperature,
-        eos_ids=policy.eos_ids, bands=wiring.band_config(config))
+    act = wiring.make_act(config, policy, params, key=wiring.draw_key(config.seed, update, 'sample'),
+                          temperature=r.temperature, bands=wiring.band_config(config))
     task_ids = [rollout.task_schedule(config.seed, update * r.max_batches + i, num_tasks=len(pool.task_names),
                                       num_groups=r.num_groups) for i in range(r.max_batches)]
     kept, played = rollout.collect_until_contrast(
@@ -181,7 +180,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
             [s.prompt_tokens for s in steps], [s.action_tokens for s in steps], advantage_N[:len(steps)], trajectory_id_N,
             minibatch=config.learner.minibatch, micro_batch=config.learner.micro_batch,
             prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng,
-            sampler_logprobs=[s.action_logprobs for s in steps])
+            sampler_logprobs=[s.action_logprobs for s in steps], pack=wiring.pack_config(config))
     on_host = [micro for minibatch in minibatches for micro in minibatch]
     minibatches = [[sharding.put_batch(mesh, micro.replace(sampler_logprob_BA=None)) for micro in minibatch]
                    for minibatch in minibatches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
@@ -23,11 +24,13 @@ from covsero_jax import (
     learner,
     model,
     objective,
+    packing,
     pretrained,
     prompts,
     reachability,
     sampler,
     sharding,
+    trajectory,
     workers,
 )
 from covsero_jax.envs import alfworld_data, cache
@@ -38,7 +41,7 @@ QUOTES = '"\''
 
 
 PURPOSES = {  # keeps the random draws of one update apart
-    'sample': 0, 'rows': 1, 'evaluate': 2, 'coverage': 3, 'roots': 4, 'oracle_rows': 5, 'shuffle': 6,
+    'sample': 0, 'rows': 1, 'evaluate': 2, 'coverage': 3, 'roots': 4, 'oracle_rows': 5, 'shuffle': 6, 'adapters': 7,
 }
 
 
@@ -87,7 +90,8 @@ class Policy(NamedTuple):
 
     folder: pathlib.Path
     config: model.QwenConfig
-    params: model.Params
+    params: model.Params  # on `mesh`; None where they have gone into a training state
+    mesh: jax.sharding.Mesh
     tokenizer: Any
     eos_ids: tuple[int, ...]  # what ends a reply: the tokenizer's end token, and those of generation_config.json
 
@@ -119,17 +123,39 @@ def model_folder(config: ConfigDict) -> pathlib.Path:
 
 
 def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Policy:
-    """The model folder of the configuration, or another one. Raises pretrained.PretrainedError."""
-    folder = folder or model_folder(config)
-    model_config, params = pretrained.load_folder(folder, dtype=config.model.dtype, remat=config.model.remat)
+    """The model folder of the configuration, or another one, on the devices. Raises pretrained.PretrainedError."""
+    folder, mesh = folder or model_folder(config), make_mesh(config)
+    model_config, params = pretrained.load_folder(
+        folder, mesh, dtype=config.model.dtype, remat=config.model.remat,
+        attention_chunk=config.model.attention_chunk, lora_rank=config.lora.rank, lora_alpha=config.lora.alpha)
+    try:
+        sharding.check_model(mesh, model_config.num_kv_heads)
+    except ValueError as error:
+        raise ConfigError(f'mesh: {error}') from error
+    if config.lora.rank:
+        make = jax.jit(functools.partial(model.lora_params, model_config), out_shardings=sharding.replicated(mesh))
+        params = model.join_params(make(draw_key(config.seed, 0, 'adapters')), params)
     tokenizer = pretrained.load_tokenizer(folder)
-    return Policy(folder, model_config, params, tokenizer, pretrained.eos_ids(folder, tokenizer))
+    return Policy(folder, model_config, params, mesh, tokenizer, pretrained.eos_ids(folder, tokenizer))
+
+
+def make_act(config: ConfigDict, policy: Policy, params: model.Params, *, key: jax.Array, temperature: float,
+             bands: sampler.Bands | None = None) -> trajectory.Policy:
+    """What rollouts call: the sampler with `params`, as the configuration says."""
+    if config.rollout.gather_weights:
+        params = sharding.copy_params(policy.mesh, params, policy.config.dtype, gather=True)
+    try:
+        return sampler.make_policy(
+            params, config=policy.config, key=key, buckets=config.prompt.buckets, row_buckets=config.rollout.row_buckets,
+            max_new_tokens=config.prompt.max_action, temperature=temperature, eos_ids=policy.eos_ids, bands=bands, mesh=policy.mesh)
+    except ValueError as error:
+        raise ConfigError(f'rollout.row_buckets: {error}') from error
 
 
 def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
     """The devices of a run, as config.mesh says. Raises ConfigError when there are too few."""
     try:
-        return sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None)
+        return sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None, tensor=config.mesh.tensor)
     except ValueError as error:
         raise ConfigError(f'mesh: {error}') from error
 
@@ -178,6 +204,12 @@ def bank_identity(config: ConfigDict, policy: Policy, task_names: Sequence[str])
         'prompt': f'{config.prompt.wording}, history {config.prompt.history}, observation {shown}',
         'horizon': config.env.max_steps,
     }
+
+
+def pack_config(config: ConfigDict) -> packing.PackConfig | None:
+    """How rows share sequences in the learner, or None."""
+    c = config.learner
+    return packing.PackConfig(c.pack_length, c.pack_rows, c.pack_actions) if c.pack_length else None
 
 
 def optimizer_config(config: ConfigDict) -> learner.OptimizerConfig:

@@ -87,7 +87,7 @@ def program(loss=LOSS, optimizer=OPTIMIZER, config=CONFIG, data=1, fsdp=1):
 @functools.cache
 def first_state(**kwargs):
     mesh, tx, _ = program(**kwargs)
-    return learner.create_state(make_params(), tx, mesh)
+    return learner.create_state(make_params(), tx, mesh, CONFIG)
 
 
 def update(minibatch, *, state=None, **kwargs):
@@ -411,7 +411,7 @@ def test_a_state_owns_its_buffers():
     """The train step donates the state; the parameters it was made from go on as the reference policy."""
     mesh, tx, train_step = program()
     params = sharding.put_params(mesh, make_params())
-    state = learner.create_state(params, tx, mesh)
+    state = learner.create_state(params, tx, mesh, CONFIG)
     train_step(state, put(mesh, make_batch()))
     assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
     jax.tree.map(np.testing.assert_array_equal, params, make_params())

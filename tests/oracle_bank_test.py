@@ -270,7 +270,7 @@ def test_the_policy_can_be_a_checkpoint(tmp_path):
     policy, mesh = wiring.load_policy(config), wiring.make_mesh(config)
     other = jax.tree.map(lambda x: 0.9 * x, policy.params)
     saved = checkpoint.Checkpoints(tmp_path / 'run')
-    saved.save(7, learner.create_state(other, learner.make_optimizer(wiring.optimizer_config(config)), mesh), {})
+    saved.save(7, learner.create_state(other, learner.make_optimizer(wiring.optimizer_config(config)), mesh, policy.config), {})
     saved.close()
     options, overrides = oracle_bank.parse(['proxy', *SMOKE, '--bank=b', f'--workdir={tmp_path}/run'])
     loaded, source = oracle_bank.load(options, oracle_bank.build(options, overrides))

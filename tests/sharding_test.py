@@ -38,9 +38,9 @@ def test_batch_rows_are_split_over_both_axes():
 
 
 def test_mesh_takes_what_is_left_or_what_is_asked():
-    assert dict(sharding.make_mesh(data=2).shape) == {'data': 2, 'fsdp': 4}
+    assert dict(sharding.make_mesh(data=2).shape) == {'data': 2, 'fsdp': 4, 'tensor': 1}
     assert sharding.make_mesh(data=1, fsdp=1).size == 1
-    with pytest.raises(ValueError, match='data=4 x fsdp=4 needs 16 devices, there are 8'):
+    with pytest.raises(ValueError, match='data=4 x fsdp=4 x tensor=1 needs 16 devices, there are 8'):
         sharding.make_mesh(data=4, fsdp=4)
 
 

@@ -79,8 +79,8 @@ def joined(minibatch):
 
 
 @functools.cache
-def program(loss=LOSS, optimizer=OPTIMIZER, config=CONFIG, data=1, fsdp=1):
-    mesh, tx = sharding.make_mesh(data=data, fsdp=fsdp), learner.make_optimizer(optimizer)
+def program(loss=LOSS, optimizer=OPTIMIZER, config=CONFIG, data=1, fsdp=1, tensor=1):
+    mesh, tx = sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor), learner.make_optimizer(optimizer)
     return mesh, tx, learner.make_train_step(config, loss, tx, mesh)
 
 

@@ -1,6 +1,7 @@
 """Regenerates tests/data/qwen_*.npz: weights, inputs and logits of transformers' own Qwen2ForCausalLM.
 
-qwen_tied, qwen_untied: random models. qwen_tiny: the packaged policy, loaded as a user of transformers would.
+qwen_tied, qwen_untied: random models. qwen_tiny: the packaged policy, loaded as a user of transformers would. wide_*: the
+published widths (see wide_models), with the error of transformers' own bfloat16 beside its float32 logits.
 
 python tests/make_qwen_golden.py        (needs torch and transformers; the tests themselves need only the result)
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import tempfile
 
 import numpy as np
 import torch
 import transformers
+import wide_models
 
 SIZES = {
     'tied': {'num_attention_heads': 4, 'num_key_value_heads': 2, 'num_hidden_layers': 3, 'rope_theta': 1e6},
@@ -70,9 +73,30 @@ def make_tiny_golden() -> dict[str, np.ndarray]:
     return {'text': np.array(text), 'tokens': tokens, 'logits': logits.astype(np.float32)[-24:]}
 
 
+def make_wide_golden(name: str) -> dict[str, np.ndarray]:
+    """The last positions' float32 logits, and the largest error that transformers makes in bfloat16, relative to them."""
+    tokens, mask = wide_models.make_inputs()
+    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    inputs = {'input_ids': tokens, 'attention_mask': mask.astype(np.int64), 'position_ids': positions}
+    logits = {}
+    with tempfile.TemporaryDirectory() as folder:
+        wide_models.write_folder(name, pathlib.Path(folder))
+        for dtype in (torch.float32, torch.bfloat16):
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+            with torch.no_grad():
+                logits[dtype] = model(**{key: torch.tensor(x) for key, x in inputs.items()}).logits.float().numpy()[mask]
+    exact = logits[torch.float32]
+    error = np.abs(logits[torch.bfloat16] - exact)
+    return {'logits': exact[-24:].astype(np.float32), 'bfloat16_max': error.max() / np.abs(exact).max(),
+            'bfloat16_mean': error.mean() / np.abs(exact).mean()}
+
+
 if __name__ == '__main__':
     data = pathlib.Path(__file__).parent / 'data'
     for seed, name in enumerate(SIZES):
         np.savez_compressed(data / f'qwen_{name}.npz', **make_golden(name, seed))
         print(f'wrote qwen_{name}.npz, {(data / f"qwen_{name}.npz").stat().st_size / 1024:.0f} KiB')
     np.savez_compressed(data / 'qwen_tiny.npz', **make_tiny_golden())
+    for name in wide_models.WIDTHS:
+        np.savez_compressed(data / f'wide_{name}.npz', **make_wide_golden(name))
+        print(f'wrote wide_{name}.npz, {(data / f"wide_{name}.npz").stat().st_size / 1024:.0f} KiB')

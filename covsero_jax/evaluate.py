@@ -14,7 +14,7 @@ import numpy as np
 
 from covsero_jax import rollout, workers
 from covsero_jax.prompts import PromptBuilder
-from covsero_jax.trajectory import Policy, Trajectory
+from covsero_jax.trajectory import Group, Policy, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +104,14 @@ def evaluate(
     strata: Sequence[str] = (),
     task_ids: Sequence[int] | None = None,
     progress: Callable[[Trajectory], None] | None = None,
+    collect: Callable[..., list[Group]] = rollout.collect_groups,
 ) -> EvalResult:
     """Play each game of the manifest once, `row_ids` being (position in the manifest, 0, step).
 
     task_names, task_types: the manifest, which must be the pool's (`pool.task_names`, `pool.task_types`).
     strata: a label for each game of the manifest, only reported (`EvalResult.per_stratum`).
     task_ids: play only these (each once, in manifest order), e.g. for a quick look during training.
+    collect: what plays them; several hosts share the games (`hosts.collect_groups`).
 
     Raises ValueError if the manifest is empty, unsorted or not the pool's, if a task id is repeated, or if there are
     strata for another number of games.
@@ -124,7 +126,7 @@ def evaluate(
     played = sorted(range(len(names)) if task_ids is None else task_ids)
     if not played or len(set(played)) != len(played):
         raise ValueError(f'need at least one game and each at most once, got task ids {played}')
-    groups = rollout.collect_groups(
+    groups = collect(
         pool, policy, prompts, played, group_size=1, max_steps=max_steps, group_ids=played, progress=progress
     )
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

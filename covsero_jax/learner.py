@@ -120,6 +120,8 @@ class TrainStep:
     M minibatches and N attempted roots, the mean over the minibatches is oracle_coef * L_O (SERO, 4.4). Without batches
     the very same programs run as without SERO.
 
+    counts: `objective.counts_of` the minibatch, for callers who have it on the host (several hosts cannot fetch it).
+
     A gradient that is not finite changes neither parameters nor optimizer, and is counted in `update/skipped`.
     ValueError when a micro-batch lacks a column that the loss needs.
     """
@@ -137,10 +139,11 @@ class TrainStep:
         minibatch: Sequence[PolicyBatch],
         oracle: Sequence[OracleBatch] = (),
         oracle_scale: float = 1.0,
+        counts: np.ndarray | None = None,
     ) -> tuple[TrainState, Metrics]:
         for micro in minibatch:
             objective.check_columns(micro, self.loss)
-        counts = objective.counts_of(minibatch, self.loss)
+        counts = objective.counts_of(minibatch, self.loss) if counts is None else counts
         sums = self.start()
         for micro in minibatch:
             sums = self.accumulate(state.params, sums, micro, counts)

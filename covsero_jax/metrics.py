@@ -70,6 +70,16 @@ class MetricsWriter:
         self._board.close()
 
 
+class NoWriter:
+    """In the place of MetricsWriter on hosts that write nothing."""
+
+    def write(self, update: int, metrics: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, float]]:
     """The lines of a run's metrics.jsonl; a torn last line (a crash while writing) is ignored."""
     lines = (pathlib.Path(folder) / 'metrics.jsonl').read_text().splitlines()

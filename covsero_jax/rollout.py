@@ -97,17 +97,19 @@ def collect_until_contrast(
     max_steps: int,
     keep_snapshots: bool = False,
     progress: Callable[[Trajectory], None] | None = None,
+    collect: Callable[..., list[Group]] = collect_groups,
 ) -> tuple[list[Group], list[Group]]:
     """Dynamic sampling: play batches of tasks until as many groups as one batch has have contrast (DAPO, 2503.14476, §3.2).
 
     Returns (kept, played). Groups without contrast are dropped, save those of the last batch that `batches` allows: it
-    is kept whole, with a warning. Surplus groups are kept too. With one batch this is `collect_groups`.
+    is kept whole, with a warning. Surplus groups are kept too. With one batch this is `collect_groups`, or what several hosts
+    have in its place: `collect`.
     """
     kept: list[Group] = []
     played: list[Group] = []
     for number, task_ids in enumerate(batches):
         group_ids = range(len(played), len(played) + len(task_ids))
-        groups = collect_groups(
+        groups = collect(
             pool, policy, prompts, task_ids, group_size=group_size, max_steps=max_steps, group_ids=group_ids,
             keep_snapshots=keep_snapshots, progress=progress,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -85,7 +86,10 @@ def gather_embeddings(mesh: Mesh, params: PyTree) -> PyTree:
 
 def put_params(mesh: Mesh, params: PyTree) -> PyTree:
     """Place loaded parameters (NumPy or JAX) on the mesh, each device receiving its part only."""
-    return jax.device_put(params, shardings(mesh, params))
+    where = shardings(mesh, params)
+    if replicated(mesh).is_fully_addressable or isinstance(jax.tree.leaves(params)[0], jax.Array):
+        return jax.device_put(params, where)
+    return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, lambda index: np.asarray(x)[index]), params, where)
 
 
 def copy_params(mesh: Mesh, params: PyTree, dtype: str, *, gather: bool = False) -> PyTree:
@@ -129,4 +133,8 @@ def put_batch(mesh: Mesh, batch: PyTree) -> PyTree:
     rows = jax.tree.leaves(batch)[0].shape[0]
     if rows % num_row_shards(mesh):
         raise ValueError(f'a micro-batch of {rows} rows cannot be split over {num_row_shards(mesh)} devices')
-    return jax.device_put(batch, batch_sharding(mesh))
+    where = batch_sharding(mesh)
+    if where.is_fully_addressable:
+        return jax.device_put(batch, where)
+    # several hosts: each has the whole batch and puts its own rows on its own devices
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, where, lambda index: np.asarray(x)[index]), batch)

@@ -84,7 +84,8 @@ def _check_memory(config: ConfigDict) -> None:
     need = config.mesh.min_memory_gib
     if not need:
         return
-    have = sum((device.memory_stats() or {}).get('bytes_limit', 0) for device in jax.devices()) / 2**30
+    here = sum((device.memory_stats() or {}).get('bytes_limit', 0) for device in jax.local_devices())
+    have = here * jax.process_count() / 2**30
     if have < need:
         kinds = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
         raise wiring.ConfigError(

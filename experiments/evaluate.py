@@ -20,7 +20,7 @@ import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict
 
-from covsero_jax import checkpoint, evaluate, learner, workers
+from covsero_jax import checkpoint, evaluate, hosts, learner, workers
 from covsero_jax.envs import alfworld_data
 from experiments import checks, environments, wiring
 
@@ -55,7 +55,8 @@ class Evaluator:
         for split, pool in self._pools.items():
             key = wiring.draw_key(seed, 0, 'evaluate')
             act = wiring.make_act(config, self._policy, params, key=key, temperature=config.eval.temperature)
-            with tqdm.tqdm(total=len(pool.task_names), desc=split, leave=False, delay=5) as bar:
+            total = len(hosts.my_share(len(pool.task_names)))
+            with tqdm.tqdm(total=total, desc=split, leave=False, delay=5, disable=not hosts.is_main()) as bar:
 
                 def progress(_) -> None:
                     bar.update()
@@ -63,7 +64,7 @@ class Evaluator:
 
                 out[split] = evaluate.evaluate(pool, act, self._prompts, pool.task_names, pool.task_types,
                                                max_steps=config.env.max_steps, strata=self._strata[split],
-                                               progress=progress)
+                                               progress=progress, collect=hosts.collect_groups)
         return out
 
     def run(self, params, *, check: Callable[[], None] = lambda: None) -> dict[str, float]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from covsero_jax import bank, batch, metrics, oracle, reachability, rollout, sharding, workers
+from covsero_jax import bank, batch, hosts, metrics, oracle, reachability, rollout, sharding, workers
 from covsero_jax.trajectory import Group, OracleBranch
 from experiments import wiring
 
@@ -75,10 +75,13 @@ class Sero:
             collected, rng, max_steps=self._config.env.max_steps, sampling=self._config.sero.root_sampling,
             task_types=self._pool.task_types, recent=self.recent,
             needed=wiring.needed_steps(self._config, self._pool))
-        self._working = self._thread.submit(self._collect, roots)
+        self._mine, self._num_roots = hosts.my_roots(roots), len(roots)
+        self._working = self._thread.submit(self._collect, [roots[i] for i in self._mine])
 
     def _collect(self, roots) -> tuple[list[OracleBranch], float]:
         began = time.perf_counter()
+        if not roots:
+            return [], 0.0
         branches = oracle.collect_branches(
             self._pool, self._prompts, roots, restoration=self._config.sero.restoration, think=self._config.sero.think,
             max_target=self._config.prompt.max_action)
@@ -88,6 +91,8 @@ class Sero:
         """Score the branches with the parameters that made the rollouts, weigh them, and share them out evenly."""
         with timer('oracle_wait'):
             branches, seconds = self._working.result()
+            if self._bank is None:
+                branches = hosts.merge_branches(self._mine, branches, self._num_roots)
         types = [self._pool.task_types[branch.root.task_id] for branch in branches]
         self.recent = [*self.recent, *types][-RECENT_ROOTS:]  # not in `start`: an update may be given up in between
         with timer('oracle_score'):
@@ -128,7 +133,7 @@ class Sero:
         place_Q2 = np.argwhere(step_mask_RT)
         steps = [branches[r].steps[t] for r, t in place_Q2]
         for rows, micro in self._build(steps, np.zeros(len(steps))):
-            logprob_BA = jax.device_get(self._logprobs(params, sharding.put_batch(self._mesh, micro.tokens)))
+            logprob_BA = hosts.fetch(self._logprobs(params, sharding.put_batch(self._mesh, micro.tokens)))
             log_compat_B = reachability.log_compatibility(logprob_BA, micro.command_mask_BA)
             log_compat_RT[tuple(place_Q2[rows].T)] = np.asarray(log_compat_B)[: len(rows)]
         reach_RT, weight_RT, gate_R = jax.device_get(

@@ -21,11 +21,16 @@ import tqdm
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from covsero_jax import advantages, batch, checkpoint, coverage, groups, learner, metrics, rollout, sampler, sharding
+from covsero_jax import advantages, batch, checkpoint, coverage, groups, hosts, learner, metrics, objective, rollout, sampler, sharding
 from experiments import checks, evaluate, report, sero, wiring
 
 _CONFIG = wiring.define_config('experiment, optionally with :preset')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'where everything is written; default runs/<experiment>-<preset>-seed<seed>')
+_DISTRIBUTED = flags.DEFINE_bool('distributed', False, 'several hosts, found by the environment of a TPU pod, SLURM or GKE')
+_COORDINATOR = flags.DEFINE_string('coordinator', '', 'HOST:PORT of process 0: several hosts, started by hand')
+_NUM_PROCESSES = flags.DEFINE_integer('num_processes', 0, 'with --coordinator: how many hosts')
+_PROCESS_ID = flags.DEFINE_integer('process_id', -1, 'with --coordinator: which of them this is, from 0')
+_HOST_TIMEOUT = flags.DEFINE_integer('host_timeout_s', 60, 'how long hosts wait for one another, and for signs of life')
 
 
 class Stop:
@@ -46,7 +51,13 @@ class Stop:
         self.requested = True
 
     def check(self, *_: Any) -> None:
-        if self.requested:
+        """Raises Stop.Requested. On several hosts nothing: they stop together, see `agree`."""
+        if self.requested and hosts.count() == 1:
+            raise Stop.Requested
+
+    def agree(self) -> None:
+        """The same where all hosts are at the same point: any of them may have been asked."""
+        if any(hosts.exchange(self.requested)):
             raise Stop.Requested
 
 
@@ -72,7 +83,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
     policy = policy._replace(params=None)  # the devices have no room for a third copy
     programs = make_programs(config, policy.config, optimizer, mesh)
 
-    num_envs = config.rollout.num_groups * config.rollout.group_size
+    num_envs = len(hosts.my_share(config.rollout.num_groups)) * config.rollout.group_size
     saved = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
     start, state, best, recent_roots = resume(config, workdir, saved, state, policy)
     timer, finished = metrics.Timer(), start
@@ -80,8 +91,8 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                            oracle=config.sero.oracle if wiring.uses_oracle(config) else '') as pool,
           make_guide(config, policy, pool, prompts, programs, mesh) as guide,
           evaluate.Evaluator(config, policy, prompts) as evaluator,
-          tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True) as bar):
-        writer = metrics.MetricsWriter(workdir, resume_from=start)
+          tqdm.tqdm(total=config.updates, initial=start, desc='update', dynamic_ncols=True, disable=not hosts.is_main()) as bar):
+        writer = metrics.MetricsWriter(workdir, resume_from=start) if hosts.is_main() else metrics.NoWriter()
         try:
             if guide:
                 guide.recent = recent_roots
@@ -91,7 +102,7 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                 writer.write(0, measured)
                 bar.write(f'before training: {evaluate.one_line(measured)}')
             for update in range(start + 1, config.updates + 1):
-                stop.check()
+                stop.agree()
                 with timer('rollout'):
                     collected, rollout_metrics = collect(config, pool, policy, prompts, state.params, update, stop)
                 if guide:
@@ -112,7 +123,8 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
                 measured |= {**timer.take(), 'batch/prompts_cut': prompts.take_num_cut(), 'compiled/programs': num_compiled(programs)}
                 writer.write(update, measured)  # before the checkpoint: resuming drops lines that it does not cover
                 with timer('save'):
-                    write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N, guidance)
+                    if hosts.is_main():
+                        write_episodes(config, workdir, update, collected, pool, prompts, table, advantage_N, gate_N, guidance)
                     is_best = measured.get(evaluator.selection, -1.0) > best
                     best = measured[evaluator.selection] if is_best else best
                     position = loop_position(config, policy, update, best, guide)
@@ -130,6 +142,8 @@ def run(config: ConfigDict, workdir: pathlib.Path, stop: Stop) -> None:
         finally:
             writer.close()
             saved.close()
+    if not hosts.is_main():
+        return
     report.write(workdir)
     print(f'results: {workdir}/report.html (metrics.jsonl, trajectories/, checkpoints/, best/, tensorboard/)')
 
@@ -143,7 +157,8 @@ def collect(config, pool, policy, prompts, params, update: int, stop: Stop):
                                       num_groups=r.num_groups) for i in range(r.max_batches)]
     kept, played = rollout.collect_until_contrast(
         pool, act, prompts, task_ids, group_size=r.group_size, max_steps=config.env.max_steps,
-        keep_snapshots=wiring.uses_oracle(config) and config.sero.restoration == 'copy', progress=stop.check)
+        keep_snapshots=wiring.uses_oracle(config) and config.sero.restoration == 'copy', progress=stop.check,
+        collect=hosts.collect_groups)
     measured = metrics.rollout_metrics(played, pool.task_types)
     if r.max_batches > 1:
         measured |= {'rollout/batches': len(played) // r.num_groups, 'rollout/groups_dropped': len(played) - len(kept)}
@@ -182,6 +197,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
             prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng,
             sampler_logprobs=[s.action_logprobs for s in steps], pack=wiring.pack_config(config))
     on_host = [micro for minibatch in minibatches for micro in minibatch]
+    counts = [objective.counts_of(minibatch, programs.train.loss) for minibatch in minibatches]
     minibatches = [[sharding.put_batch(mesh, micro.replace(sampler_logprob_BA=None)) for micro in minibatch]
                    for minibatch in minibatches]
 
@@ -192,7 +208,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
 
     with timer('old_logprobs'):
         minibatches = with_logprobs('old_logprob_BA', state.params)
-        gap = batch.sampler_gap(on_host, [micro for minibatch in minibatches for micro in minibatch])
+        gap = batch.sampler_gap(on_host, hosts.fetch([micro.old_logprob_BA for minibatch in minibatches for micro in minibatch]))
     if reference is not None:
         with timer('ref_logprobs'):
             minibatches = with_logprobs('ref_logprob_BA', reference)
@@ -200,8 +216,8 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
         batches=[()] * len(minibatches), scale=0.0, branches=(), weighed=None, metrics={})
     all_metrics = []
     with timer('learn'):
-        for minibatch, oracle_batches in zip(minibatches, guidance.batches, strict=True):
-            state, step_metrics = programs.train(state, minibatch, oracle_batches, guidance.scale)
+        for minibatch, oracle_batches, count in zip(minibatches, guidance.batches, counts, strict=True):
+            state, step_metrics = programs.train(state, minibatch, oracle_batches, guidance.scale, count)
             all_metrics.append(step_metrics)
         all_metrics = jax.device_get(all_metrics)
     merged = {name: (max if name.endswith('_max') else np.sum if name == 'update/skipped' else np.mean)(
@@ -277,7 +293,8 @@ def resume(config, workdir: pathlib.Path, saved: checkpoint.Checkpoints, state, 
     changed = wiring.differences(loop['config'], json.loads(config.to_json_best_effort()))
     if changed:
         logging.warning('continuing %s with other settings than it began with: %s', workdir, ', '.join(changed))
-    print(f'continuing {workdir} after update {update}')
+    if hosts.is_main():
+        print(f'continuing {workdir} after update {update}')
     return update, saved.restore(update, state), loop['best'], loop['recent_roots']
 
 
@@ -286,10 +303,14 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f'unexpected arguments {argv[1:]}')
     logging.set_verbosity(logging.WARNING)  # orbax and JAX narrate every file they write
     config = _CONFIG.value
+    if _DISTRIBUTED.value or _COORDINATOR.value:
+        hosts.connect(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value, _HOST_TIMEOUT.value)
     workdir = pathlib.Path(_WORKDIR.value or wiring.default_workdir(config))
-    print(f'{config.experiment}, preset {config.preset} (others: {", ".join(_presets())}) on '
-          f'{jax.device_count()} x {jax.devices()[0].device_kind}; writing to {workdir}')
-    run(config, workdir, Stop())
+    if hosts.is_main():
+        print(f'{config.experiment}, preset {config.preset} (others: {", ".join(_presets())}) on {jax.device_count()} x '
+              f'{jax.devices()[0].device_kind}' + f' of {hosts.count()} hosts' * (hosts.count() > 1) + f'; writing to {workdir}')
+    with hosts.ending_together(workdir):
+        run(config, workdir, Stop())
 
 
 def _presets() -> Sequence[str]:

@@ -21,6 +21,7 @@ from covsero_jax import (
     checkpoint,
     coverage,
     evaluate,
+    hosts,
     learner,
     model,
     objective,
@@ -54,7 +55,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, pretrained.PretrainedError, alfworld_data.AlfworldDataError, catalogue.WebshopDataError,
-            checkpoint.CheckpointError,
+            checkpoint.CheckpointError, hosts.HostError,
             bank.BankError, workers.WorkerError, ImportError, OSError) as error:
         sys.exit(f'error: {error}')
     except AttributeError as error:
@@ -142,12 +143,13 @@ def load_policy(config: ConfigDict, folder: pathlib.Path | None = None) -> Polic
 def make_act(config: ConfigDict, policy: Policy, params: model.Params, *, key: jax.Array, temperature: float,
              bands: sampler.Bands | None = None) -> trajectory.Policy:
     """What rollouts call: the sampler with `params`, as the configuration says."""
+    mesh, params = hosts.local_copy(policy.mesh, params)
     if config.rollout.gather_weights:
-        params = sharding.copy_params(policy.mesh, params, policy.config.dtype, gather=True)
+        params = sharding.copy_params(mesh, params, policy.config.dtype, gather=True)
     try:
         return sampler.make_policy(
             params, config=policy.config, key=key, buckets=config.prompt.buckets, row_buckets=config.rollout.row_buckets,
-            max_new_tokens=config.prompt.max_action, temperature=temperature, eos_ids=policy.eos_ids, bands=bands, mesh=policy.mesh)
+            max_new_tokens=config.prompt.max_action, temperature=temperature, eos_ids=policy.eos_ids, bands=bands, mesh=mesh)
     except ValueError as error:
         raise ConfigError(f'rollout.row_buckets: {error}') from error
 
@@ -155,9 +157,13 @@ def make_act(config: ConfigDict, policy: Policy, params: model.Params, *, key: j
 def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
     """The devices of a run, as config.mesh says. Raises ConfigError when there are too few."""
     try:
-        return sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None, tensor=config.mesh.tensor)
+        mesh = sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None, tensor=config.mesh.tensor)
     except ValueError as error:
         raise ConfigError(f'mesh: {error}') from error
+    if hosts.count() > 1 and (mesh.size != jax.device_count() or jax.local_device_count() % config.mesh.tensor):
+        raise ConfigError(f'mesh: data x fsdp x tensor is {mesh.size}; several hosts need a mesh of all their {jax.device_count()} '
+                          f'devices (fsdp=0 takes what is left), and tensor within the {jax.local_device_count()} of one host')
+    return mesh
 
 
 def make_pool(config: ConfigDict, split: str, num_envs: int, *, oracle: str = '') -> workers.WorkerPool:

@@ -167,7 +167,7 @@ def test_sampler_gap_compares_each_token_with_its_own():
                                     rng=np.random.default_rng(1), sampler_logprobs=sampled)
     host = [micro for minibatch in built for micro in minibatch]
     same = [micro.replace(old_logprob_BA=micro.sampler_logprob_BA) for micro in host]
-    assert batch.sampler_gap(host, same) == (0.0, 0.0)
+    assert batch.sampler_gap(host, [micro.old_logprob_BA for micro in same]) == (0.0, 0.0)
     off = [micro.replace(old_logprob_BA=micro.sampler_logprob_BA + np.float32(0.5)) for micro in host]
-    np.testing.assert_allclose(batch.sampler_gap(host, off), (0.5, 0.5), atol=1e-6)
+    np.testing.assert_allclose(batch.sampler_gap(host, [micro.old_logprob_BA for micro in off]), (0.5, 0.5), atol=1e-6)
     assert sum(int(micro.tokens.action_mask_BA.sum()) for micro in host) == lengths.sum()

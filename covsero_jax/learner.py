@@ -99,7 +99,8 @@ def make_logprob_step(
     def logprob_step(params: PyTree, tokens: TokenBatch) -> Array:
         params = sharding.gather_embeddings(mesh, params)
         tokens = jax.lax.with_sharding_constraint(tokens, sharding.batch_sharding(mesh))
-        return objective.token_logprobs(params, tokens, config=config, temperature=loss.temperature, chunk=loss.chunk)[0]
+        return objective.token_logprobs(params, tokens, config=config, temperature=loss.temperature, chunk=loss.chunk,
+                                        rows=sharding.batch_sharding(mesh))[0]
 
     return jax.jit(logprob_step, out_shardings=sharding.batch_sharding(mesh))
 
@@ -181,7 +182,7 @@ def make_train_step(
 
             def share(learning: PyTree) -> tuple[Array, Metrics]:
                 params = sharding.gather_embeddings(mesh, model.join_params(learning, frozen))
-                return term(params, micro, factor, config=config, loss=loss)
+                return term(params, micro, factor, config=config, loss=loss, rows=sharding.batch_sharding(mesh))
 
             grads, metrics = jax.grad(share, has_aux=True)(learning)
             grads = jax.lax.with_sharding_constraint(grads, learning_shardings)

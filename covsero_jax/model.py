@@ -16,6 +16,7 @@ import flax
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import NamedSharding
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -236,6 +237,7 @@ class Block(nn.Module):
 
     config: QwenConfig
     window: int = 0
+    rows: NamedSharding | None = None
 
     @nn.compact
     def __call__(self, carry: tuple[Array, KVCache | None], layer: Array, rope, mask_BLS: Array, cache_index: Array):
@@ -273,13 +275,18 @@ class Block(nn.Module):
 
         h_BLD = RMSNorm(c, name='mlp_norm')(x_BLD)
         h_BLF = nn.silu(dense(c.mlp_dim, 'gate', h_BLD)) * dense(c.mlp_dim, 'up', h_BLD)
-        return (x_BLD + dense(c.embed_dim, 'down', h_BLF), cache), None
+        return (_pinned(x_BLD + dense(c.embed_dim, 'down', h_BLF), self.rows), cache), None
 
 
 class Qwen(nn.Module):
-    """The decoder without its head. Parameters of the layers carry a leading layer axis (`nn.scan`)."""
+    """The decoder without its head. Parameters of the layers carry a leading layer axis (`nn.scan`).
+
+    rows: where the rows of hidden states live, from layer to layer. Left to itself the compiler may cut them along the
+    embedding dimension instead, as the parameters are: every device then computes all rows, and partial sums are exchanged.
+    """
 
     config: QwenConfig
+    rows: NamedSharding | None = None
 
     @nn.compact
     def __call__(
@@ -317,19 +324,23 @@ class Qwen(nn.Module):
             split_rngs={'params': True},
             length=c.num_layers,
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-        )(c, name='layers')
+        )(c, rows=self.rows, name='layers')
         rope = rope_angles(position_BL, c.head_dim, c.rope_theta)
-        carry = (embed(token_BL), cache)
+        carry = (_pinned(embed(token_BL), self.rows), cache)
         if c.num_layers > _UNROLLED or self.is_initializing():
             (x_BLD, cache), _ = layers(carry, jnp.arange(c.num_layers), rope, mask_BLS, cache_index)
             x_BLD = x_BLD[:, window:]
         else:
             for layer in range(c.num_layers):
-                one = block(c, window=window if layer == c.num_layers - 1 else 0, parent=None)
+                one = block(c, window=window if layer == c.num_layers - 1 else 0, rows=self.rows, parent=None)
                 params = jax.tree.map(lambda x, layer=layer: x[layer], self.variables['params']['layers'])
                 carry, _ = one.apply({'params': params}, carry, jnp.int32(layer), rope, mask_BLS, cache_index)
             x_BLD, cache = carry
         return RMSNorm(c, name='final_norm')(x_BLD), cache
+
+
+def _pinned(x_BLD: Array, rows: NamedSharding | None) -> Array:
+    return x_BLD if rows is None else jax.lax.with_sharding_constraint(x_BLD, rows)
 
 
 def project(params: Params, hidden: Array, config: QwenConfig) -> Array:

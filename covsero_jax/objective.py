@@ -13,6 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from covsero_jax import losses, model
 from covsero_jax.batch import OracleBatch, PolicyBatch, TokenBatch
@@ -64,17 +65,18 @@ class LossConfig:
 
 
 def token_logprobs(
-    params: PyTree, tokens: TokenBatch | PackedTokens, *, config: model.QwenConfig, temperature: float, chunk: int
+    params: PyTree, tokens: TokenBatch | PackedTokens, *, config: model.QwenConfig, temperature: float, chunk: int,
+    rows: NamedSharding | None = None,
 ) -> tuple[Array, Array]:
     """log pi(action token | everything before it) and the entropy of that distribution in nats, float32 [B, A] each.
 
     pi = softmax(logits / temperature) over the whole vocabulary, no top-k or top-p. Only the action window reaches the
     vocabulary, `chunk` positions at a time and again in the backward pass, so [B, A, V] never exists. Positions that
     `action_mask_BA` masks hold finite numbers without meaning. Packed rows give the same numbers (B counts rows, not
-    sequences). ValueError if `chunk` < A does not divide A (packed: T).
+    sequences). rows: see model.Qwen. ValueError if `chunk` < A does not divide A (packed: T).
     """
     packed = isinstance(tokens, PackedTokens)
-    hidden_BAD, action_BA = (_packed_window if packed else _padded_window)(params, tokens, config)
+    hidden_BAD, action_BA = (_packed_window if packed else _padded_window)(params, tokens, model.Qwen(config, rows))
 
     def chunk_logprobs(window: tuple[Array, Array]) -> tuple[Array, Array]:
         hidden_BCD, action_BC = window
@@ -86,7 +88,7 @@ def token_logprobs(
     return tuple(_unpacked(x_BT, tokens) for x_BT in out) if packed else out
 
 
-def _padded_window(params: PyTree, tokens: TokenBatch, config: model.QwenConfig) -> tuple[Array, Array]:
+def _padded_window(params: PyTree, tokens: TokenBatch, decoder: model.Qwen) -> tuple[Array, Array]:
     """(hidden states that predict them, action tokens), [B, A, D] and [B, A]."""
     chex.assert_rank([tokens.prompt_BP, tokens.action_BA], 2)
     chex.assert_equal_shape([tokens.prompt_BP, tokens.prompt_mask_BP])
@@ -95,15 +97,15 @@ def _padded_window(params: PyTree, tokens: TokenBatch, config: model.QwenConfig)
     mask_BL = jnp.concatenate([tokens.prompt_mask_BP, tokens.action_mask_BA], axis=1)
     position_BL, mask_BLL = model.positions_and_mask(mask_BL)
     token_BL = jnp.concatenate([tokens.prompt_BP, tokens.action_BA], axis=1)
-    hidden_BLD, _ = model.Qwen(config).apply({'params': params}, token_BL, position_BL, mask_BLL, window=before_action)
+    hidden_BLD, _ = decoder.apply({'params': params}, token_BL, position_BL, mask_BLL, window=before_action)
     return hidden_BLD[:, :-1], tokens.action_BA
 
 
-def _packed_window(params: PyTree, tokens: PackedTokens, config: model.QwenConfig) -> tuple[Array, Array]:
+def _packed_window(params: PyTree, tokens: PackedTokens, decoder: model.Qwen) -> tuple[Array, Array]:
     """The same of all rows of a sequence after one another, [B, T, D] and [B, T]."""
     chex.assert_equal_shape([tokens.token_BL, tokens.segment_BL, tokens.position_BL])
     chex.assert_equal_shape([tokens.target_BT, tokens.action_BT])
-    hidden_BLD, _ = model.Qwen(config).apply(
+    hidden_BLD, _ = decoder.apply(
         {'params': params}, tokens.token_BL, tokens.position_BL, segment_mask(tokens.segment_BL))
     return jnp.take_along_axis(hidden_BLD, tokens.target_BT[:, :, None], axis=1), tokens.action_BT
 
@@ -115,14 +117,15 @@ def _unpacked(x_BT: Array, tokens: PackedTokens) -> Array:
 
 
 def policy_objective(
-    params: PyTree, micro: PolicyBatch, counts: Array, *, config: model.QwenConfig, loss: LossConfig
+    params: PyTree, micro: PolicyBatch, counts: Array, *, config: model.QwenConfig, loss: LossConfig,
+    rows: NamedSharding | None = None,
 ) -> tuple[Array, Metrics]:
     """This micro-batch's share of the minibatch loss, and of its metrics. They add up over micro-batches (maxima apart)."""
     policy_count, count = counts[0], counts[1]
     mask_BA = micro.tokens.action_mask_BA
     weight_B = losses.row_weights(mask_BA, micro.trajectory_tokens_B, aggregation=loss.aggregation)
     logprob_BA, entropy_BA = token_logprobs(
-        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk
+        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk, rows=rows
     )
     logprob_BA = losses.where_real(logprob_BA, mask_BA)
     old_logprob_BA = losses.where_real(micro.old_logprob_BA, mask_BA)
@@ -160,11 +163,12 @@ def policy_objective(
 
 
 def oracle_objective(
-    params: PyTree, micro: OracleBatch, scale: Array, *, config: model.QwenConfig, loss: LossConfig
+    params: PyTree, micro: OracleBatch, scale: Array, *, config: model.QwenConfig, loss: LossConfig,
+    rows: NamedSharding | None = None,
 ) -> tuple[Array, Metrics]:
     """This micro-batch's share of oracle_coef * L_O: the likelihood of the oracle's commands, weighted (SERO, 4.4)."""
     logprob_BA, _ = token_logprobs(
-        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk
+        params, micro.tokens, config=config, temperature=loss.temperature, chunk=loss.chunk, rows=rows
     )
     nll_B = losses.oracle_nll(logprob_BA, micro.command_mask_BA, nll=loss.oracle_nll)
     oracle = scale * jnp.sum(jax.lax.stop_gradient(micro.weight_B) * nll_B)

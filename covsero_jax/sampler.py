@@ -97,6 +97,7 @@ def generate(
     length_B = jnp.sum(prompt_mask_BP, axis=1, dtype=jnp.int32)
     key_mask_BS = jnp.concatenate([prompt_mask_BP, jnp.ones((B, A), bool)], axis=1)
     eos = jnp.asarray(eos_ids, jnp.int32)
+    decoder = model.Qwen(config, None if mesh is None else sharding.batch_sharding(mesh))
 
     def draw(hidden_BD: Array, i: Array) -> tuple[Array, Array]:
         logits_BV = model.project(params, hidden_BD, config)
@@ -125,7 +126,7 @@ def generate(
         i, token_B, live_B, cache, out = state
         mask_BS = key_mask_BS & (jnp.arange(P + A)[None] < P + i)
         position_B = length_B + i - 1
-        hidden_BLD, cache = model.Qwen(config).apply(
+        hidden_BLD, cache = decoder.apply(
             {'params': params}, token_B[:, None], position_B[:, None], mask_BS[:, None], cache, P + i - 1
         )
         token_B, logprob_B = draw(hidden_BLD[:, 0], i)
@@ -139,7 +140,7 @@ def generate(
         params = sharding.gather_embeddings(mesh, params)
         prompt_BP, mask_BPS = jax.lax.with_sharding_constraint((prompt_BP, mask_BPS), sharding.batch_sharding(mesh))
         cache = jax.lax.with_sharding_constraint(cache, sharding.cache_sharding(mesh))
-    hidden_BLD, cache = model.Qwen(config).apply(
+    hidden_BLD, cache = decoder.apply(
         {'params': params}, prompt_BP, position_BP, mask_BPS, cache, 0, window=P - 1
     )
     token_B, logprob_B = draw(hidden_BLD[:, 0], 0)

@@ -451,3 +451,16 @@ def test_golden_first_step():
         'The first update of fixed weights on a fixed batch gives other numbers than it did. If you meant to change the '
         'model, the loss or the batches, say so and put the new numbers into GOLDEN; if not, you have found a bug.'
     )
+
+
+def test_every_device_computes_its_own_rows_of_a_scanned_model_only():
+    """Parameters are gathered to the rows; were the hidden states cut as they are, partial sums of all rows would be added."""
+    config = dataclasses.replace(CONFIG, num_layers=6)
+    mesh, tx = sharding.make_mesh(), learner.make_optimizer(OPTIMIZER)
+    state, rows = learner.init_state(jax.random.key(0), config, tx, mesh), 16
+    tokens = sharding.put_batch(mesh, batch.TokenBatch(
+        np.zeros((rows, PROMPT), np.int32), np.ones((rows, PROMPT), bool), np.zeros((rows, ACTION), np.int32),
+        np.ones((rows, ACTION), bool)))
+    text = learner.make_logprob_step(config, LOSS, mesh).lower(state.params, tokens).compile().as_text()
+    assert f'f32[{rows // 8 * (PROMPT + ACTION)},{config.mlp_dim}]' in text and 'all-gather(' in text
+    assert f'[{rows * (PROMPT + ACTION)},' not in text and 'all-reduce(' not in text

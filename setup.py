@@ -16,6 +16,8 @@ setup(
     ],
     extras_require={
         'test': ['pytest', 'pytest-xdist', 'hypothesis'],
+        # The TPU compiler, which runs without a TPU: experiments.plan. Linux on x86-64.
+        'plan': ['jax[tpu]'],
         # Exact title nouns of real WebShop products, only for importing them: also  python -m spacy download en_core_web_sm
         'webshop': ['spacy>=3.8'],
         # The official engine. It compiles a planner and an interpreter: minutes, and a C++ compiler.

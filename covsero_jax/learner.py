@@ -91,6 +91,13 @@ def init_state(key: Array, config: model.QwenConfig, tx: optax.GradientTransform
     return jax.jit(functools.partial(_init, config, tx), out_shardings=_state_shardings(config, tx, mesh))(key)
 
 
+def abstract_state(config: model.QwenConfig, tx: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, types and places of a state, without its numbers: what the programs below can be lowered with."""
+    shapes = jax.eval_shape(functools.partial(_init, config, tx), jax.random.key(0))
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+                        shapes, sharding.shardings(mesh, shapes))
+
+
 def make_logprob_step(
     config: model.QwenConfig, loss: objective.LossConfig, mesh: Mesh
 ) -> Callable[[PyTree, TokenBatch], Array]:

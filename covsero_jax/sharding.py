@@ -81,7 +81,7 @@ def gather_embeddings(mesh: Mesh, params: PyTree) -> PyTree:
     every device would compute all rows. From a whole table they are split by rows, and XLA gathers layer by layer.
     """
     ends = {name: params[name] for name in ('embed', 'lm_head') if name in params}
-    return params | jax.lax.with_sharding_constraint(ends, _without_fsdp(mesh, ends))
+    return params | jax.lax.with_sharding_constraint(ends, without_fsdp(mesh, ends))
 
 
 def put_params(mesh: Mesh, params: PyTree) -> PyTree:
@@ -98,11 +98,12 @@ def copy_params(mesh: Mesh, params: PyTree, dtype: str, *, gather: bool = False)
     A model of that dtype computes the same with it, bit for bit. As reference policy it takes half the memory of float32
     masters; gathered, a sampler need not gather the parameters again for every token.
     """
-    where = _without_fsdp(mesh, params) if gather else shardings(mesh, params)
+    where = without_fsdp(mesh, params) if gather else shardings(mesh, params)
     return jax.jit(lambda params: model.round_matrices(params, dtype), out_shardings=where)(params)
 
 
-def _without_fsdp(mesh: Mesh, params: PyTree) -> PyTree:
+def without_fsdp(mesh: Mesh, params: PyTree) -> PyTree:
+    """The NamedSharding of every parameter when fsdp does not cut it."""
     def uncut(where: NamedSharding) -> NamedSharding:
         return NamedSharding(mesh, P(*(None if axis == 'fsdp' else axis for axis in where.spec)))
 

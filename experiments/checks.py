@@ -33,7 +33,7 @@ def check(config: ConfigDict) -> None:
     if config.prompt.max_action % config.loss.chunk:
         raise wiring.ConfigError(f'loss.chunk={config.loss.chunk} must divide prompt.max_action={config.prompt.max_action}')
     if pack := wiring.pack_config(config):
-        _check_packing(config, pack)
+        check_packing(config, pack)
     if config.rollout.temperature <= 0:
         raise wiring.ConfigError(f'rollout.temperature={config.rollout.temperature} must be positive')
     coverage = wiring.coverage_config(config)
@@ -47,7 +47,7 @@ def check(config: ConfigDict) -> None:
         _check_oracle(config)
 
 
-def _check_packing(config: ConfigDict, pack: packing.PackConfig) -> None:
+def check_packing(config: ConfigDict, pack: packing.PackConfig) -> None:
     longest = max(config.prompt.buckets) + config.prompt.max_action
     slots = [pack.max_actions(length) for length in pack.lengths]
     if pack.length < longest or slots[-1] < config.prompt.max_action:

@@ -25,8 +25,7 @@ import threading
 from collections.abc import Sequence
 
 import tqdm
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from covsero_jax import advantages, coverage_controls, reachability
 from experiments import checks, compare_tables, results, wiring
@@ -56,15 +55,9 @@ def overrides(variant: str) -> list[str]:
 
 def build(arguments: Sequence[str]) -> ConfigDict:
     """The configuration that `experiments.train` gets from these flags, checked."""
-    argv = ['train', *arguments]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
-    try:
-        values(argv)
-    except flags.Error as error:
-        raise wiring.ConfigError(str(error)) from error
-    checks.check(values.config)
-    return values.config
+    config = wiring.read_config(arguments)
+    checks.check(config)
+    return config
 
 
 def plan(variants: Sequence[str], seeds: int, folder: pathlib.Path, common: Sequence[str]) -> list[tuple[pathlib.Path, list[str]]]:

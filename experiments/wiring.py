@@ -73,6 +73,18 @@ def define_config(what: str):
         return config_flags.DEFINE_config_file('config', 'configs/alfworld_covgpo.py', what)
 
 
+def read_config(arguments: Sequence[str]) -> ConfigDict:
+    """The configuration that `experiments.train` gets from these flags, unchecked. ConfigError for flags that do not exist."""
+    argv = ['train', *arguments]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+    try:
+        values(argv)
+    except flags.Error as error:
+        raise ConfigError(str(error)) from error
+    return values.config
+
+
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
     """absl's app.run, with one line for flags and configuration fields that do not exist."""
 
@@ -154,10 +166,11 @@ def make_act(config: ConfigDict, policy: Policy, params: model.Params, *, key: j
         raise ConfigError(f'rollout.row_buckets: {error}') from error
 
 
-def make_mesh(config: ConfigDict) -> jax.sharding.Mesh:
+def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """The devices of a run, as config.mesh says. Raises ConfigError when there are too few."""
     try:
-        mesh = sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None, tensor=config.mesh.tensor)
+        mesh = sharding.make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp or None, tensor=config.mesh.tensor,
+                                  devices=devices)
     except ValueError as error:
         raise ConfigError(f'mesh: {error}') from error
     if hosts.count() > 1 and (mesh.size != jax.device_count() or jax.local_device_count() % config.mesh.tensor):

@@ -366,7 +366,7 @@ def test_chunked_logprobs_equal_plain_with_gradient():
 
 
 def test_chunk_must_divide_the_action_bucket():
-    with pytest.raises(ValueError, match='chunk=3 does not divide the action bucket 4'):
+    with pytest.raises(ValueError, match='chunk=3 does not divide the 4'):
         objective.token_logprobs(make_params(), make_batch()[0].tokens, config=CONFIG, temperature=1.0, chunk=3)
 
 

@@ -280,7 +280,7 @@ def test_a_small_model_for_a_real_slice(tmp_path):
     small_config(tmp_path / 'model')
     run = run_plan('--config=configs/alfworld_covgpo.py:1.5b', '--topology=v5e:2x4', f'--out={tmp_path}',
                    f'--config.model.path={tmp_path / "model"}', '--config.prompt.buckets=(128,)',
-                   '--config.prompt.max_action=64', '--config.rollout.row_buckets=(8,)')
+                   '--config.prompt.max_action=64', '--config.learner.pack_length=256', '--programs=train,apply')
     assert run.returncode == 0, run.stderr
     (path,) = tmp_path.glob('*.json')
     made = json.loads(path.read_text())

@@ -111,7 +111,7 @@ def advice(name: str, program: Record, record: Record) -> list[str]:
     if name == 'sample':
         work = [f'smaller rollout.row_buckets (largest now {shapes["rows"]} rows)']
         if record['request']['gather_weights']:
-            state.insert(0, 'rollout.gather_weights=False (no whole copy for the sampler), or mesh.tensor, which cuts it')
+            work.insert(0, 'rollout.gather_weights=False (no whole copy for the sampler), or mesh.tensor, which cuts it')
     else:
         work = [f'learner.micro_batch={shapes["micro_batch"] // 2}'] if shapes['micro_batch'] >= 2 * shards else []
     if name == 'train' and record['request']['model']['remat'] != 'full':

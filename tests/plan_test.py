@@ -221,6 +221,8 @@ def test_advice_depends_on_what_takes_the_memory():
     assert [line.partition(' (')[0] for line in advice(train=3.0, held=14.0)[:2]] == [
         'more chips in mesh.fsdp', 'loss.kl_coef=0']
     assert not any('kl_coef' in line for line in advice(train=3.0, held=14.0, kl_coef=0.0))
+    made = record(train=10.0, held=2.0, sample=20.0)
+    assert plan_tables.advice('sample', made['programs']['sample'], made)[0].startswith('rollout.gather_weights=False')
     assert not any('micro_batch' in line for line in advice(train=20.0, held=2.0, micro_batch=8))  # one row a chip already
 
 

@@ -22,7 +22,7 @@ _ENVIRONMENT = {'TPU_SKIP_MDS_QUERY': '1', 'TPU_ACCELERATOR_TYPE': 'v5litepod-8'
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip, and what the compiler leaves of its memory (it says so when a program is too large)."""
+    """Published figures of one chip, and the memory that the compiler says it has when a program is too large."""
 
     hbm_gib: float
     usable_gib: float
@@ -32,7 +32,7 @@ class Chip:
 
 CHIPS = {
     'v5e': Chip(16, 15.75, 197e12, 819e9),
-    'v5p': Chip(95, 95, 459e12, 2765e9),
+    'v5p': Chip(95, 95.74, 459e12, 2765e9),
     'v6e': Chip(32, 31.25, 918e12, 1640e9),
 }
 _SQUARE = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')

@@ -2,7 +2,7 @@
 
     python -m experiments.make_tiny --out=FOLDER            (about an hour on two cores; a folder every 1,000 updates)
     python -m experiments.make_tiny --environment=sokoban --tasks=8000 --updates=1200 --learning_rate=1e-3 --out=FOLDER
-    python -m experiments.make_tiny --environment=webshop --tasks=4000 --updates=2000 --learning_rate=2e-3 --out=FOLDER
+    python -m experiments.make_tiny --environment=webshop --tasks=4000 --updates=3000 --learning_rate=2e-3 --out=FOLDER
 
 Deliberately half-trained: it should know the format, copy names, and win some easy games, so that RL has something to
 start from and something left to do. The model card in the folder says how it was made and what it scores.

@@ -197,7 +197,7 @@ def learn(config, programs, mesh, timer, state, reference, collected, advantage_
             prompt_buckets=config.prompt.buckets, action_buckets=(config.prompt.max_action,), rng=rng,
             sampler_logprobs=[s.action_logprobs for s in steps], pack=wiring.pack_config(config))
     on_host = [micro for minibatch in minibatches for micro in minibatch]
-    counts = [objective.counts_of(minibatch, programs.train.loss) for minibatch in minibatches]
+    counts = [objective.counts_of(minibatch, wiring.loss_config(config)) for minibatch in minibatches]
     minibatches = [[sharding.put_batch(mesh, micro.replace(sampler_logprob_BA=None)) for micro in minibatch]
                    for minibatch in minibatches]
 

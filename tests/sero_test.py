@@ -117,7 +117,8 @@ def test_the_policy_batch_is_bit_equal_with_and_without(parts):
     def recorded(guide):
         seen = []
 
-        def record(state, minibatch, oracle_batches, scale):
+        def record(state, minibatch, oracle_batches, scale, counts):
+            del counts
             seen.append(jax.device_get(minibatch))
             assert bool(oracle_batches) == bool(guide)
             return state, {'update/skipped': np.float32(0)}

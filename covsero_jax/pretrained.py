@@ -1,7 +1,7 @@
 """Hugging Face folders of Qwen2, Qwen3 and Llama models <-> (QwenConfig, params), and their tokenizer.
 
 A folder holds `config.json`, the weights (`model.safetensors`, or shards listed in `model.safetensors.index.json`) and
-usually a tokenizer. `hf_layout` is the one table of tensor names that loading, saving and checking share.
+usually a tokenizer; what is in it, hf_files.py knows.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
-import shutil
 import tempfile
 from typing import Any
 
@@ -23,59 +21,8 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import Mesh
 
-from covsero_jax import model, sharding
-
-_TOKENIZER_FILES = (
-    'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', 'vocab.json',
-    'merges.txt', 'chat_template.jinja',
-)  # fmt: skip
-_TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
-
-
-class PretrainedError(ValueError):
-    """A model folder that cannot be read or written; the message names the file and what is wrong with it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HFTensor:
-    """Where one checkpoint tensor of shape `shape` lives in `params`: leaf `path`, its layer, transposed or not."""
-
-    path: tuple[str, str] | tuple[str, str, str]
-    shape: tuple[int, ...]
-    layer: int | None = None
-
-    @property
-    def transposed(self) -> bool:
-        return self.path[-1] == 'kernel'  # torch stores [out, in], flax [in, out]
-
-
-def hf_layout(config: model.QwenConfig) -> dict[str, HFTensor]:
-    """Checkpoint tensor name -> place in `params`, in file order."""
-    c = config
-    heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    block = {'input_layernorm.weight': (('attn_norm', 'scale'), (c.embed_dim,))}
-    for name, size in (('q', heads), ('k', kv_heads), ('v', kv_heads)):
-        block[f'self_attn.{name}_proj.weight'] = ((name, 'kernel'), (size, c.embed_dim))
-        if c.qkv_bias:
-            block[f'self_attn.{name}_proj.bias'] = ((name, 'bias'), (size,))
-        if c.qk_norm and name != 'v':
-            block[f'self_attn.{name}_norm.weight'] = ((f'{name}_norm', 'scale'), (c.head_dim,))
-    block |= {
-        'self_attn.o_proj.weight': (('o', 'kernel'), (c.embed_dim, heads)),
-        'post_attention_layernorm.weight': (('mlp_norm', 'scale'), (c.embed_dim,)),
-        'mlp.gate_proj.weight': (('gate', 'kernel'), (c.mlp_dim, c.embed_dim)),
-        'mlp.up_proj.weight': (('up', 'kernel'), (c.mlp_dim, c.embed_dim)),
-        'mlp.down_proj.weight': (('down', 'kernel'), (c.embed_dim, c.mlp_dim)),
-    }
-    layout = {'model.embed_tokens.weight': HFTensor(('embed', 'embedding'), (c.vocab_size, c.embed_dim))}
-    for layer in range(c.num_layers):
-        for name, (path, shape) in block.items():
-            layout[f'model.layers.{layer}.{name}'] = HFTensor(('layers', *path), shape, layer)
-    layout['model.norm.weight'] = HFTensor(('final_norm', 'scale'), (c.embed_dim,))
-    if not c.tie_embeddings:
-        layout['lm_head.weight'] = HFTensor(('lm_head', 'kernel'), (c.vocab_size, c.embed_dim))
-    return layout
-
+from covsero_jax import hf_files, model, sharding
+from covsero_jax.hf_files import HFTensor, PretrainedError, hf_layout
 
 # ---- loading
 
@@ -90,24 +37,24 @@ def load_folder(path: str | os.PathLike, mesh: Mesh | None = None, **overrides) 
     """
     folder = pathlib.Path(path)
     config = load_config(folder, **overrides)
-    layout, files = hf_layout(config), _list_tensors(folder)
+    layout, files = hf_layout(config), hf_files.list_tensors(folder)
     tensors = [name for names in files.values() for name in names]
     extra_head = config.tie_embeddings and 'lm_head.weight' in tensors
     missing = [name for name in layout if name not in tensors]
     unexpected = [name for name in tensors if name not in layout and not (extra_head and name == 'lm_head.weight')]
     if missing:
-        raise PretrainedError(f'{folder}: the weights lack {_some(missing)}, which config.json requires')
+        raise PretrainedError(f'{folder}: the weights lack {hf_files.some(missing)}, which config.json requires')
     if unexpected:
         raise PretrainedError(
-            f'{folder}: the weights hold {_some(unexpected)}, which a {config.model_type} of this size has not')
+            f'{folder}: the weights hold {hf_files.some(unexpected)}, which a {config.model_type} of this size has not')
     leaves = _HostLeaves(config) if mesh is None else _DeviceLeaves(config, mesh)
     head = HFTensor(('embed', 'embedding'), (config.vocab_size, config.embed_dim))  # only compared
     for file, names in files.items():
         with contextlib.ExitStack() as stack:
-            opened = _open_file(file, stack)
+            opened = hf_files.open_file(file, stack)
             for name in names:
                 place = layout.get(name, head)
-                tensor = _read_tensor(opened, file, name, place.shape).astype(config.param_dtype)
+                tensor = hf_files.read_tensor(opened, file, name, place.shape).astype(config.param_dtype)
                 leaves.put(place, tensor, only_compare=name not in layout)
     if extra_head and not leaves.tied():
         raise PretrainedError(
@@ -178,12 +125,12 @@ def load_config(path: str | os.PathLike, **overrides) -> model.QwenConfig:
     if not folder.is_dir():
         raise PretrainedError(f'{folder}: no such model folder')
     try:
-        config = model.QwenConfig.from_hf(_read_json(folder / 'config.json'), **overrides)
+        config = model.QwenConfig.from_hf(hf_files.read_json(folder / 'config.json'), **overrides)
     except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
         if isinstance(error, PretrainedError):
             raise
         raise PretrainedError(f'{folder / "config.json"}: {error}') from error
-    _check_vocabulary(folder, config)
+    hf_files.check_vocabulary(folder, config)
     return config
 
 
@@ -203,54 +150,16 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
         raise PretrainedError(f'{folder}: the tokenizer cannot be read ({type(error).__name__}: {error})') from error
     if (folder / 'config.json').is_file():
-        _check_size(folder, len(tokenizer), load_config(folder))
+        hf_files.check_size(folder, len(tokenizer), load_config(folder))
     return tokenizer
 
 
 def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
     """What ends a reply: the tokenizer's eos first, then those of generation_config.json (Qwen2.5-Instruct has two)."""
     file = pathlib.Path(path) / 'generation_config.json'
-    settings = _read_json(file) if file.is_file() else {}
+    settings = hf_files.read_json(file) if file.is_file() else {}
     more = settings.get('eos_token_id', [])  # transformers leaves it out when there is none
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]))
-
-
-def _list_tensors(folder: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """Weights file -> names of its tensors, by the index if there is one; the single file wins as in transformers."""
-    single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
-    with contextlib.ExitStack() as stack:
-        if single.is_file() or not index.is_file():
-            return {single: list(_open_file(single, stack).keys())}
-        weight_map = _read_json(index).get('weight_map')
-        if not isinstance(weight_map, dict):
-            raise PretrainedError(f'{index}: no weight_map')
-        files = sorted(set(weight_map.values()))
-        held = {name: set(_open_file(folder / name, stack).keys()) for name in files}
-    for tensor, name in weight_map.items():
-        if tensor not in held[name]:
-            raise PretrainedError(f'{folder / name}: lacks {tensor}, which {index.name} promises')
-    return {folder / name: [tensor for tensor, file in weight_map.items() if file == name] for name in files}
-
-
-def _open_file(path: pathlib.Path, stack: contextlib.ExitStack) -> Any:
-    try:
-        return stack.enter_context(safetensors.safe_open(path, framework='numpy'))
-    except FileNotFoundError as error:
-        raise PretrainedError(f'{path}: no such weights file') from error
-    except (safetensors.SafetensorError, OSError) as error:
-        raise PretrainedError(f'{path}: truncated or not a safetensors file ({error}); copy it again') from error
-
-
-def _read_tensor(file: Any, path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    found = file.get_slice(name)
-    if tuple(found.get_shape()) != shape:
-        raise PretrainedError(f'{path}: {name} has shape {found.get_shape()}, config.json says {list(shape)}')
-    if found.get_dtype() not in ('F32', 'F16', 'BF16'):
-        raise PretrainedError(f'{path}: {name} is {found.get_dtype()}; only F32, F16 and BF16 can be read')
-    tensor = file.get_tensor(name)
-    if not np.isfinite(tensor).all():
-        raise PretrainedError(f'{path}: {name} holds NaN or infinity')
-    return tensor
 
 
 # ---- saving
@@ -267,9 +176,9 @@ def save_folder(
 ) -> None:
     """Write a folder that transformers' AutoModelForCausalLM loads unchanged; tensors are stored in `dtype`.
 
-    LoRA adapters are merged into their matrices. `tokenizer_from` is a folder whose tokenizer files and special token ids are taken over. The folder is written
-    under a temporary name and renamed when complete; an existing one is never touched. Raises PretrainedError on
-    parameters that do not fit the config, values that overflow `dtype`, and failed writes (a full disk).
+    LoRA adapters are merged into their matrices. `tokenizer_from` is a folder whose tokenizer files and special token ids
+    are taken over. The folder is written under a temporary name and renamed when complete; an existing one is never touched.
+    Raises PretrainedError on parameters that do not fit the config, values that overflow `dtype`, and failed writes.
     """
     folder = pathlib.Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -277,18 +186,18 @@ def save_folder(
     source = None if tokenizer_from is None else pathlib.Path(tokenizer_from)
     config, params = model.merge_lora(params, config)
     if source is not None:
-        _check_vocabulary(source, config)
+        hf_files.check_vocabulary(source, config)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as temporary:
             complete = pathlib.Path(temporary) / folder.name
             complete.mkdir()
             _write_weights(complete, config, jax.device_get(params), jnp.dtype(dtype), max_shard_bytes)
-            token_ids = {} if source is None else _copy_tokenizer(source, complete)
-            _write_json(complete / 'config.json', config.to_hf() | token_ids | {'torch_dtype': dtype})
+            token_ids = {} if source is None else hf_files.copy_tokenizer(source, complete)
+            hf_files.write_json(complete / 'config.json', config.to_hf() | token_ids | {'torch_dtype': dtype})
             # the policy as it was trained: nothing filters or penalises its distribution
             sampling = {'do_sample': True, 'temperature': 1.0, 'top_k': 0, 'top_p': 1.0, 'repetition_penalty': 1.0}
-            _write_json(complete / 'generation_config.json', token_ids | sampling)
+            hf_files.write_json(complete / 'generation_config.json', token_ids | sampling)
             os.rename(complete, folder)
     except (OSError, safetensors.SafetensorError) as error:
         raise PretrainedError(f'{folder}: cannot be written ({error}); nothing was left there') from error
@@ -313,7 +222,7 @@ def _write_weights(
         total += sum(tensor.nbytes for tensor in tensors.values())
     if len(shards) > 1:
         index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
-        _write_json(folder / 'model.safetensors.index.json', index)
+        hf_files.write_json(folder / 'model.safetensors.index.json', index)
 
 
 def _get(params: model.Params, place: HFTensor, name: str, dtype: np.dtype) -> np.ndarray:
@@ -331,68 +240,3 @@ def _get(params: model.Params, place: HFTensor, name: str, dtype: np.dtype) -> n
     if not np.isfinite(tensor.astype(np.float32)).all():
         raise PretrainedError(f'params {"/".join(place.path)}: NaN or infinity in {dtype}')
     return tensor
-
-
-# ---- tokenizer files and JSON
-
-
-def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
-    """Copy the tokenizer files; give the special token ids, as the source's model files or its tokenizer say."""
-    if not (source / 'tokenizer.json').is_file():
-        raise PretrainedError(f'{source}: no tokenizer.json to take over')
-    for file in (source / name for name in _TOKENIZER_FILES):
-        if file.is_file():
-            shutil.copyfile(file, folder / file.name)
-    for name in ('generation_config.json', 'config.json'):
-        if (source / name).is_file():
-            stated = _read_json(source / name)
-            if stated.get('eos_token_id') is not None:
-                return {key: stated[key] for key in _TOKEN_IDS if stated.get(key) is not None}
-    if not (source / 'tokenizer_config.json').is_file():
-        return {}
-    stated, vocabulary = _read_json(source / 'tokenizer_config.json'), _vocabulary(source)
-    named = {key: stated.get(key.removesuffix('_id')) for key in _TOKEN_IDS}
-    named = {key: token['content'] if isinstance(token, dict) else token for key, token in named.items()}
-    return {key: vocabulary[token] for key, token in named.items() if token in vocabulary}
-
-
-def _vocabulary(folder: pathlib.Path) -> dict[str, int]:
-    stated = _read_json(folder / 'tokenizer.json')
-    vocabulary = stated.get('model', {}).get('vocab', {})
-    if isinstance(vocabulary, list):  # Unigram: [[token, score], ...]
-        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-    return vocabulary | {token['content']: token['id'] for token in stated.get('added_tokens', [])}
-
-
-def _check_vocabulary(folder: pathlib.Path, config: model.QwenConfig) -> None:
-    if (folder / 'tokenizer.json').is_file():
-        _check_size(folder, max(_vocabulary(folder).values(), default=-1) + 1, config)
-
-
-def _check_size(folder: pathlib.Path, tokens: int, config: model.QwenConfig) -> None:
-    # fewer tokens than embeddings is normal: published vocabularies are padded (151,665 tokens in 151,936 rows)
-    if tokens > config.vocab_size:
-        raise PretrainedError(
-            f'{folder}: the tokenizer has {tokens} tokens, but the model only {config.vocab_size} embeddings'
-            ' (vocab_size); they do not belong together'
-        )
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError as error:
-        raise PretrainedError(f'{path}: no such file; is this a Hugging Face model folder?') from error
-    except (OSError, ValueError) as error:
-        raise PretrainedError(f'{path}: not readable as JSON ({error})') from error
-    if not isinstance(value, dict):
-        raise PretrainedError(f'{path}: not a JSON object')
-    return value
-
-
-def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + '\n', encoding='utf-8')
-
-
-def _some(names: list[str]) -> str:
-    return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')

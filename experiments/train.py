@@ -21,7 +21,20 @@ import tqdm
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from covsero_jax import advantages, batch, checkpoint, coverage, groups, hosts, learner, metrics, objective, rollout, sampler, sharding
+from covsero_jax import (
+    advantages,
+    batch,
+    checkpoint,
+    coverage,
+    groups,
+    hosts,
+    learner,
+    metrics,
+    objective,
+    rollout,
+    sampler,
+    sharding,
+)
 from experiments import checks, evaluate, report, sero, wiring
 
 _CONFIG = wiring.define_config('experiment, optionally with :preset')

@@ -15,7 +15,6 @@ import pytest
 
 from covsero_jax import learner, model, pretrained, sharding
 
-
 BASE = dataclasses.replace(packing_test.CONFIG, lora_alpha=6.0)
 LORA = dataclasses.replace(BASE, lora_rank=3)
 LOSS = dataclasses.replace(packing_test.LOSS, kl_coef=0.0)

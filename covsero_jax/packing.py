@@ -37,7 +37,7 @@ class PackConfig:
     @property
     def lengths(self) -> tuple[int, ...]:
         """What sequences may be shortened to when little is left: a program is compiled for each."""
-        return (self.length // 4, self.length // 2, self.length)
+        return (self.length // 2, self.length)
 
     def max_actions(self, length: int) -> int:
         return max((self.actions or self.length // 4) * length // self.length, 1)

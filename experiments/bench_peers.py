@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from covsero_jax import model, pretrained
-from experiments import compare, train, wiring
+from experiments import compare, plan_costs, train, wiring
 from experiments.peers import common
 
 PEERS = {'covsero_jax': 'ours.py', 'transformers': 'transformers_peer.py', 'tunix': 'tunix_peer.py'}
@@ -61,12 +61,13 @@ def make_work(shape: str, kind: str, folder: pathlib.Path) -> common.Work:
             pretrained.save_folder(weights, WIDE, params)
         eos_ids = tuple(range(7, WIDE.vocab_size, 20))
     if kind == 'dense':
-        rng, vocabulary = np.random.default_rng(0), 2000
+        rng, vocabulary = np.random.default_rng(0), pretrained.load_config(weights).vocab_size
         prompts = [rng.integers(100, vocabulary, 256).astype(np.int32) for _ in prompts]
         replies = [rng.integers(100, vocabulary, 32).astype(np.int32) for _ in prompts]
         eos_ids, buckets = (1,), (256,)  # hardly ever drawn
     max_new = 16 if (shape, kind) == ('tiny', 'ragged') else 32
-    return common.Work(str(weights), prompts, replies, eos_ids, max_new, 32 if shape == 'tiny' else 16, buckets)
+    packed = 512 if (shape, kind) == ('0.5b-4layers', 'ragged') else 0  # packing is on in the presets of large models
+    return common.Work(str(weights), prompts, replies, eos_ids, max_new, 32 if shape == 'tiny' else 16, buckets, packed)
 
 
 def measure(peer: str, python: str, task: str, work: pathlib.Path, rounds: int, out: pathlib.Path) -> dict | None:
@@ -85,10 +86,10 @@ def has(python: str, modules: str) -> bool:
     return subprocess.run([python, '-c', f'import {modules}'], capture_output=True).returncode == 0
 
 
-def flops_per_token(config: model.QwenConfig) -> float:
-    """Of the layers' matrices, in old log-probs (2) and gradient (6), for each token; head and attention scores apart."""
-    attention = 2 * config.embed_dim * config.head_dim * (config.num_heads + config.num_kv_heads)
-    return 8 * config.num_layers * (attention + 3 * config.embed_dim * config.mlp_dim)
+def useful_flops(config: model.QwenConfig, work: common.Work) -> float:
+    """Of one round of `train` without padding: forward for the old log-probabilities, forward and backward for the gradient."""
+    return 4 * sum(plan_costs.logprobs(config, 1, len(prompt) + len(reply), len(prompt) - 1, len(reply)).flops
+                   for prompt, reply in zip(work.prompts, work.replies, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         row = {'shape': shape, 'kind': kind, 'task': task, 'peer': peer, **got}
                         if task == 'train' and peer == 'covsero_jax':
                             config = pretrained.load_config(work.folder)
-                            row['ceiling_share'] = flops_per_token(config) * got['tokens_per_s'] / got['ceiling_gflops'] / 1e9
+                            seconds = work.num_tokens / got['tokens_per_s']
+                            row['ceiling_share'] = useful_flops(config, work) / seconds / got['ceiling_gflops'] / 1e9
                         found.append(row)
                         print(line(row, found), flush=True)
     out = pathlib.Path(options.out)

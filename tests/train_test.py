@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -115,6 +116,16 @@ def test_sampler_and_learner_agree_on_the_policy(reference):
 def test_compilations_stop_after_the_first_updates(reference):
     compiled = [row['compiled/programs'] for row in metrics.read_metrics(reference)[1:]]
     assert compiled[-1] <= compiled[0] + 4, compiled  # a longer prompt may still open a bucket; a leak adds every update
+
+
+def test_a_second_start_finds_its_programs_compiled(environment, reference, tmp_path):
+    """Those that take long to compile; short ones are not kept."""
+    del reference  # it was the first start
+    log = train(environment | {'JAX_LOG_COMPILES': '1', 'JAX_EXPLAIN_CACHE_MISSES': '1'}, tmp_path / 'run').stderr
+    hit, missed = (set(re.findall(f"{event} for '([a-z_]+)'", log)) for event in ('cache hit', 'CACHE MISS'))
+    long = {'jit_generate', 'jit_accumulate', 'jit_logprob_step', 'jit_apply'}
+    assert long <= hit, log[-2000:]
+    assert not long & missed
 
 
 def test_kill_and_resume_is_bit_equal_to_never_stopping(environment, reference, tmp_path):

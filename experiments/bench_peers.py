@@ -66,8 +66,7 @@ def make_work(shape: str, kind: str, folder: pathlib.Path) -> common.Work:
         replies = [rng.integers(100, vocabulary, 32).astype(np.int32) for _ in prompts]
         eos_ids, buckets = (1,), (256,)  # hardly ever drawn
     max_new = 16 if (shape, kind) == ('tiny', 'ragged') else 32
-    packed = 512 if (shape, kind) == ('0.5b-4layers', 'ragged') else 0  # packing is on in the presets of large models
-    return common.Work(str(weights), prompts, replies, eos_ids, max_new, 32 if shape == 'tiny' else 16, buckets, packed)
+    return common.Work(str(weights), prompts, replies, eos_ids, max_new, 32 if shape == 'tiny' else 16, buckets)
 
 
 def measure(peer: str, python: str, task: str, work: pathlib.Path, rounds: int, out: pathlib.Path) -> dict | None:

@@ -16,8 +16,7 @@ Round = Callable[[int], int]  # round -> useful tokens; the first one compiles a
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Rows of (prompt, reply), the same for everybody. `folder`: Hugging Face weights. pack_length: for whom rows can share
-    sequences, as `learner.pack_length` of the presets."""
+    """Rows of (prompt, reply), the same for everybody. `folder`: Hugging Face weights."""
 
     folder: str
     prompts: list[np.ndarray]
@@ -26,7 +25,6 @@ class Work:
     max_new: int
     rows_at_once: int
     buckets: tuple[int, ...]
-    pack_length: int = 0
 
     @property
     def num_tokens(self) -> int:

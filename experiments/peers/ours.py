@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covsero_jax import batch, learner, objective, packing, pretrained, sampler, sharding
+from covsero_jax import batch, learner, objective, pretrained, sampler, sharding
 from experiments.peers import common
 
 
@@ -35,14 +35,13 @@ def train(work: common.Work) -> common.Round:
     logprobs, step = learner.make_logprob_step(config, loss, mesh), learner.make_train_step(config, loss, optimizer, mesh)
     state = learner.create_state(params, optimizer, mesh, config)
     del params
-    pack = packing.PackConfig(work.pack_length) if work.pack_length else None
 
     def once(round_: int) -> int:
         nonlocal state
         minibatch, = batch.build_minibatches(
             work.prompts, work.replies, work.advantages, np.arange(len(work.prompts)), minibatch=len(work.prompts),
-            micro_batch=2 if pack else 4, prompt_buckets=work.buckets, action_buckets=(work.max_new,),
-            rng=np.random.default_rng(round_), pack=pack)
+            micro_batch=4, prompt_buckets=work.buckets, action_buckets=(work.max_new,),
+            rng=np.random.default_rng(round_))
         minibatch = [sharding.put_batch(mesh, micro) for micro in minibatch]
         minibatch = jax.block_until_ready([micro.replace(old_logprob_BA=logprobs(state.params, micro.tokens)) for micro in minibatch])
         state, metrics = step(state, minibatch)

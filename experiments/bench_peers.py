@@ -20,6 +20,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,8 @@ def measure(peer: str, python: str, task: str, work: pathlib.Path, rounds: int, 
 
 
 def has(python: str, modules: str) -> bool:
+    if shutil.which(python) is None:
+        return False
     return subprocess.run([python, '-c', f'import {modules}'], capture_output=True).returncode == 0
 
 
@@ -99,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument('--kinds', default='ragged,dense')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--out', default='results/bench_peers.json')
+    parser.add_argument('--only_show', action='store_true', help='the table of what was measured before')
     options = parser.parse_args(arguments)
+    if options.only_show:
+        print(table(json.loads(pathlib.Path(options.out).read_text())['rows']))
+        return
     pythons = {'covsero_jax': sys.executable, 'transformers': options.transformers_python, 'tunix': options.tunix_python}
     for peer, modules in NEEDS.items():
         if not has(pythons[peer], modules):
@@ -126,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = pathlib.Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({'date': datetime.date.today().isoformat(), 'cores': os.cpu_count(), 'rows': found}, indent=1) + '\n')
-    print(f'results: {out}')
+    print(f'{table(found)}\nresults: {out}')
 
 
 def line(row: dict, rows: Sequence[dict]) -> str:
@@ -138,6 +145,21 @@ def line(row: dict, rows: Sequence[dict]) -> str:
     if 'ceiling_share' in row:
         text += f'   {row["ceiling_share"]:.0%} of the ceiling of {row["ceiling_gflops"]:.0f} GFLOP/s'
     return text
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Markdown: a line for each shape, kind and task; tokens/s and peak of memory, and by how much ours is faster."""
+    lines = [f'| shape, rows, task | {" | ".join(PEERS)} | of the ceiling |', '|---' * (len(PEERS) + 2) + '|']
+    for key in dict.fromkeys((row['shape'], row['kind'], row['task']) for row in rows):
+        by_peer = {row['peer']: row for row in rows if (row['shape'], row['kind'], row['task']) == key}
+        ours, cells = by_peer['covsero_jax'], []
+        for peer in PEERS:
+            row = by_peer.get(peer)
+            ratio = f', {ours["tokens_per_s"] / row["tokens_per_s"]:.2f}x' if row and row is not ours else ''
+            cells.append(f'{row["tokens_per_s"]:,.0f}{ratio} ({row["peak_mib"]:,.0f} MiB)' if row else 'not run')
+        share = f'{ours["ceiling_share"]:.0%}' if 'ceiling_share' in ours else ''
+        lines.append(f'| {", ".join(key)} | {" | ".join(cells)} | {share} |')
+    return '\n'.join(lines)
 
 
 if __name__ == '__main__':

@@ -106,6 +106,10 @@ def advice(name: str, program: Record, record: Record) -> list[str]:
     state = ['more chips in mesh.fsdp (parameters, moments and gradients are cut by it)']
     if record['request']['loss']['kl_coef']:
         state.append('loss.kl_coef=0 (no reference policy is held)')
+    if record['request']['moment_bytes'] >= 8:
+        state.append('optimizer.first_moment=bfloat16, or optimizer.name=adafactor')
+    if not record['request']['model']['lora_rank']:
+        state.append('lora.rank=32 (only adapters have gradients and moments)')
     if name == 'apply':
         return state
     if name == 'sample':
@@ -116,8 +120,9 @@ def advice(name: str, program: Record, record: Record) -> list[str]:
         work = [f'learner.micro_batch={shapes["micro_batch"] // 2}'] if shapes['micro_batch'] >= 2 * shards else []
     if name == 'train' and record['request']['model']['remat'] != 'full':
         work.insert(0, 'model.remat=full')
-    if name != 'sample' and shapes['window'] == 0:
-        work.append(f'learner.pack_length={shapes["length"] // 2} (at least prompt.buckets + prompt.max_action)')
+    shortest = shapes['prompt'] + shapes['action']
+    if name != 'sample' and shapes['window'] == 0 and shapes['length'] > shortest:
+        work.append(f'learner.pack_length={max(shapes["length"] // 2, shortest)}')
     work.append(f'shorter prompt.buckets (longest now {shapes["prompt"]}) or prompt.max_action ({shapes["action"]})')
     logits = program.get('largest_with_vocabulary')
     if name != 'sample' and logits and logits == program['largest'] and shapes['chunk'] > 1:

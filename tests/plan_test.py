@@ -185,7 +185,8 @@ def test_the_compiler_says_how_much_is_missing(message, gib):
     assert plan_hlo.out_of_memory(message) == gib
 
 
-def record(*, train: float, held: float, sample: float | None = None, kl_coef: float = 0.01, micro_batch: int = 32):
+def record(*, train: float, held: float, sample: float | None = None, kl_coef: float = 0.01, micro_batch: int = 32,
+           window: int = 191):
     def program(**more):
         part = {'flops': 2e12, 'bytes': 3e9, 'roofline_s': 0.0125}
         return {'held_gib': held, 'compile_s': 60.0, **more, 'parts': {'one': part}}
@@ -195,10 +196,10 @@ def record(*, train: float, held: float, sample: float | None = None, kl_coef: f
     programs = {'train': program(gib=gib, collectives={'all-gather': 7}, largest=array, largest_with_vocabulary=array)}
     if sample:
         programs['sample'] = program(needs_gib=sample, usable_gib=15.75)
-    shapes = {'micro_batch': micro_batch, 'length': 256, 'window': 191, 'scored': 64, 'chunk': 64, 'rows': 128, 'prompt': 192,
+    shapes = {'micro_batch': micro_batch, 'length': 256 if window else 400, 'window': window, 'scored': 64, 'chunk': 64, 'rows': 128, 'prompt': 192,
               'action': 64}
-    request = {'shapes': shapes, 'loss': {'kl_coef': kl_coef}, 'model': {'vocab_size': 1000, 'remat': 'full'},
-               'gather_weights': True}
+    request = {'shapes': shapes, 'loss': {'kl_coef': kl_coef}, 'model': {'vocab_size': 1000, 'remat': 'full', 'lora_rank': 0},
+               'gather_weights': True, 'moment_bytes': 8.0}
     return {'request': request, 'chips': 8, 'row_shards': 8, 'usable_gib': 15.75, 'programs': programs}
 
 
@@ -221,6 +222,9 @@ def test_advice_depends_on_what_takes_the_memory():
     assert [line.partition(' (')[0] for line in advice(train=3.0, held=14.0)[:2]] == [
         'more chips in mesh.fsdp', 'loss.kl_coef=0']
     assert not any('kl_coef' in line for line in advice(train=3.0, held=14.0, kl_coef=0.0))
+    assert any(line.startswith('optimizer.first_moment=bfloat16') for line in advice(train=3.0, held=14.0))
+    assert 'learner.pack_length=256' in advice(train=20.0, held=2.0, window=0)  # a prompt and a reply; half would be less
+    assert not any('pack_length' in line for line in advice(train=20.0, held=2.0))  # not packed
     made = record(train=10.0, held=2.0, sample=20.0)
     assert plan_tables.advice('sample', made['programs']['sample'], made)[0].startswith('rollout.gather_weights=False')
     assert not any('micro_batch' in line for line in advice(train=20.0, held=2.0, micro_batch=8))  # one row a chip already

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -103,6 +104,9 @@ def _short(value: float) -> float:
 
 
 def commit() -> str:
+    """Of the working copy; 'unknown' outside one, or where git is not installed."""
+    if shutil.which('git') is None:
+        return 'unknown'
     run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
     return run.stdout.strip() or 'unknown'
 

@@ -144,3 +144,8 @@ def test_a_failing_run_shows_its_log_and_the_others_go_on(tmp_path):
     bad = ['--config=configs/alfworld_gigpo.py:smoke', '--config.model.path=nowhere']
     errors = compare.sweep([(tmp_path / 'a-seed0.json', bad), (tmp_path / 'b-seed0.json', bad)], tmp_path / 'runs', jobs=2)
     assert len(errors) == 2 and all('there is no model in nowhere' in error for error in errors)
+
+
+def test_without_git_the_commit_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert results.commit() == 'unknown'

@@ -123,8 +123,6 @@ def advice(name: str, program: Record, record: Record) -> list[str]:
     shortest = shapes['prompt'] + shapes['action']
     if name != 'sample' and shapes['window'] == 0 and shapes['length'] > shortest:
         work.append(f'learner.pack_length={max(shapes["length"] // 2, shortest)}')
-    if (chunk := record['request']['model']['attention_chunk']) > 128:
-        work.append(f'model.attention_chunk={chunk // 2}')
     work.append(f'shorter prompt.buckets (longest now {shapes["prompt"]}) or prompt.max_action ({shapes["action"]})')
     logits = program.get('largest_with_vocabulary')
     if name != 'sample' and logits and logits == program['largest'] and shapes['chunk'] > 1:

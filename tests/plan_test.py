@@ -198,8 +198,7 @@ def record(*, train: float, held: float, sample: float | None = None, kl_coef: f
         programs['sample'] = program(needs_gib=sample, usable_gib=15.75)
     shapes = {'micro_batch': micro_batch, 'length': 256 if window else 400, 'window': window, 'scored': 64, 'chunk': 64, 'rows': 128, 'prompt': 192,
               'action': 64}
-    request = {'shapes': shapes, 'loss': {'kl_coef': kl_coef}, 'model': {'vocab_size': 1000, 'remat': 'full', 'lora_rank': 0,
-                                                                       'attention_chunk': 512},
+    request = {'shapes': shapes, 'loss': {'kl_coef': kl_coef}, 'model': {'vocab_size': 1000, 'remat': 'full', 'lora_rank': 0},
                'gather_weights': True, 'moment_bytes': 8.0}
     return {'request': request, 'chips': 8, 'row_shards': 8, 'usable_gib': 15.75, 'programs': programs}
 
@@ -226,7 +225,6 @@ def test_advice_depends_on_what_takes_the_memory():
     assert any(line.startswith('optimizer.first_moment=bfloat16') for line in advice(train=3.0, held=14.0))
     assert 'learner.pack_length=256' in advice(train=20.0, held=2.0, window=0)  # a prompt and a reply; half would be less
     assert not any('pack_length' in line for line in advice(train=20.0, held=2.0))  # not packed
-    assert 'model.attention_chunk=256' in advice(train=20.0, held=2.0)
     made = record(train=10.0, held=2.0, sample=20.0)
     assert plan_tables.advice('sample', made['programs']['sample'], made)[0].startswith('rollout.gather_weights=False')
     assert not any('micro_batch' in line for line in advice(train=20.0, held=2.0, micro_batch=8))  # one row a chip already

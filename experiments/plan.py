@@ -26,6 +26,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -169,7 +170,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = parse(argv)
     file, _, preset = options.config.partition(':')
-    presets, slices = (options.presets or preset or 'tiny').split(','), options.topology.split(',')
+    presets, slices = (options.presets or preset or 'tiny').split(','), split(options.topology)
     programs = () if options.only_show else options.programs.split(',')
     changes = ''.join(f'+{override.removeprefix("--config.")}' for override in overrides)
     todo, records = [], {}
@@ -189,6 +190,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f'\n{title} ({path})\n{plan_tables.detail(record)}\n', flush=True)
     if len(records) > 1:
         print(plan_tables.overview(records))
+
+
+def split(slices: str) -> list[str]:
+    """The parts of `a,b+field=(1,2)` between commas that stand outside parentheses."""
+    return re.split(r',(?![^(]*\))', slices)
 
 
 def build(file: str, overrides: Sequence[str], part: str) -> tuple[ConfigDict, str]:

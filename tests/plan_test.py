@@ -94,6 +94,12 @@ def test_a_folder_goes_before_its_name(tmp_path):
     assert plan_programs.model_config(small_config(folder)).embed_dim == SMALL.embed_dim
 
 
+def test_fields_of_a_slice_may_hold_commas():
+    assert plan.split('v5e:2x4') == ['v5e:2x4']
+    assert plan.split('v5e:2x4+rollout.row_buckets=(32,64)+lora.rank=8,v6e:2x4,v5e:4x4+prompt.buckets=(512, 1024)') == [
+        'v5e:2x4+rollout.row_buckets=(32,64)+lora.rank=8', 'v6e:2x4', 'v5e:4x4+prompt.buckets=(512, 1024)']  # fmt: skip
+
+
 @pytest.mark.parametrize('topology', ['v5e', 'v5e:3x3', 'v9:2x2', 'v5p:2x4', 'cpu:0', 'cpu:many'])
 def test_unknown_topologies_list_the_known(topology):
     with pytest.raises(wiring.ConfigError, match=f'--topology={topology}: there are v5e:.*2x4.*v6e:.*v5p:.*2x2x1.*cpu:N'):
